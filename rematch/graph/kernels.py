@@ -1,0 +1,128 @@
+"""Compiled inner loops of the graph room. Import this module only where it is called: it loads numba.
+
+A schedule is one array of steps: `op >= 0` computes an operator, `~value < 0` frees a value.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+# What broke, as `simulate_steps` reports it; `simulate` puts it into words.
+OK = 0
+UNKNOWN_STEP = 1
+INPUT_NOT_ALIVE = 2
+FREED_NOT_ALIVE = 3
+FREED_HELD = 4
+HELD_MISSING_AT_LOSS = 5
+OUT_OF_WINDOW = 6
+NEVER_RUN = 7
+TARGET_MISSING = 8
+
+
+@njit(cache=True)
+def simulate_steps(
+    steps, inputs_ptr, inputs, outputs_ptr, outputs, size, workspace,
+    once, once_from, once_until, target, held, loss, resident_bytes,
+    timeline, counts, alive,
+):  # fmt: skip
+    """Run the steps; fill `timeline` (bytes during each step), `counts` and `alive`.
+
+    Returns (code, step, culprit, peak, peak step): `culprit` is the value or operator the code speaks of.
+    """
+    memory = resident_bytes
+    peak = memory
+    peak_step = -1
+    once_count = 0
+    loss_done = False
+    for index in range(len(steps)):
+        step = steps[index]
+        if step < 0:
+            value = ~step
+            if value >= len(size):
+                return UNKNOWN_STEP, index, step, peak, peak_step
+            if not alive[value]:
+                return FREED_NOT_ALIVE, index, value, peak, peak_step
+            if loss_done and held[value]:
+                return FREED_HELD, index, value, peak, peak_step
+            alive[value] = False
+            memory -= size[value]
+            timeline[index] = memory
+            continue
+        if step >= len(workspace):
+            return UNKNOWN_STEP, index, step, peak, peak_step
+        for i in range(inputs_ptr[step], inputs_ptr[step + 1]):
+            if not alive[inputs[i]]:
+                return INPUT_NOT_ALIVE, index, inputs[i], peak, peak_step
+        if once_count < once_from[step] or once_count > once_until[step]:
+            return OUT_OF_WINDOW, index, once_count, peak, peak_step
+        if step == loss:
+            for value in range(len(held)):
+                if held[value] and not alive[value]:
+                    return HELD_MISSING_AT_LOSS, index, value, peak, peak_step
+            loss_done = True
+        if once[step]:
+            once_count += 1
+        replaced = 0
+        for i in range(outputs_ptr[step], outputs_ptr[step + 1]):
+            value = outputs[i]
+            memory += size[value]
+            if alive[value]:
+                replaced += size[value]
+            alive[value] = True
+        running = memory + workspace[step]
+        timeline[index] = running
+        if running > peak:
+            peak = running
+            peak_step = index
+        memory -= replaced
+        counts[step] += 1
+    for op in range(len(workspace)):
+        if counts[op] == 0:
+            return NEVER_RUN, len(steps), op, peak, peak_step
+    for value in range(len(size)):
+        if (target[value] or held[value]) and not alive[value]:
+            return TARGET_MISSING, len(steps), value, peak, peak_step
+    return OK, -1, -1, peak, peak_step
+
+
+@njit(cache=True)
+def steps_with_frees(sequence, inputs_ptr, inputs, outputs_ptr, outputs, target, held, loss):
+    """The sequence of operators with each value freed right after its last use before it is computed again.
+
+    Walks backwards: a value is needed if a later step reads it before its producer runs again.
+    """
+    needed = target | held
+    after_loss = loss >= 0
+    dying = np.empty(len(target), dtype=np.int32)
+    steps = np.empty(4 * len(sequence) + 16, dtype=np.int32)  # from the last step to the first
+    filled = 0
+    for index in range(len(sequence) - 1, -1, -1):
+        op = sequence[index]
+        if op == loss:
+            after_loss = False
+            needed |= held
+        count = 0
+        for i in range(outputs_ptr[op], outputs_ptr[op + 1]):
+            value = outputs[i]
+            if not needed[value]:
+                dying[count] = value
+                count += 1
+            needed[value] = after_loss and held[value]  # the user keeps a held copy whatever is computed anew
+        for i in range(inputs_ptr[op], inputs_ptr[op + 1]):
+            value = inputs[i]
+            if not needed[value]:
+                dying[count] = value
+                count += 1
+                needed[value] = True
+        if filled + count + 1 > len(steps):
+            grown = np.empty(2 * len(steps) + count, dtype=np.int32)
+            grown[:filled] = steps[:filled]
+            steps = grown
+        dying[:count] = np.sort(dying[:count])
+        for i in range(count - 1, -1, -1):
+            steps[filled] = ~dying[i]
+            filled += 1
+        steps[filled] = op
+        filled += 1
+    return steps[:filled][::-1].copy()

@@ -1,0 +1,366 @@
+"""The computation: operators, the values between them, and what must be true of any schedule.
+
+`Graph(ops=(Op("double", 1.0, (0,), (1,)),), values=(Value("x", 4, resident=True), Value("y", 8)))`
+
+A *value* is a storage, named by its index; views of it weigh nothing, their consumers name the storage. An *operator*
+reads values and allocates its outputs anew each time it runs. *Resident* values (inputs, parameters) have no
+producer and are always there; together they are a constant in every peak. *Targets* must be alive at the end.
+*Held* values, the module's outputs, are alive when the loss runs and stay so. An operator marked `once` (the loss,
+the mutation of a buffer, a collective) runs exactly once, in default order among its kind. Every other operator runs
+at least once and may run again.
+
+A mutation changes a resident value in place. An operator reads the contents the default order shows it, so it may run
+only while exactly that many mutations of its inputs have run. Because operators marked `once` run in default order,
+how many of them have run so far (the *once count*) tells which mutations have happened, and each operator is allowed in
+one window `[once_from, once_until]` of that count. `GraphArrays` holds these windows beside the rest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rematch.errors import GraphError
+
+Ints = NDArray[np.int32]
+Longs = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+_LARGEST_BYTES = 2**56  # sums over a graph stay far from the end of int64
+
+
+class Phase(Enum):
+    """Where in a training step an operator belongs."""
+
+    FORWARD = "forward"
+    LOSS = "loss"
+    BACKWARD = "backward"
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A storage. `resident` ones have no producer and are never freed."""
+
+    name: str
+    size_bytes: int
+    resident: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """An operator. `inputs`, `outputs` and `mutates` are indices into `Graph.values`."""
+
+    name: str
+    seconds: float
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    workspace_bytes: int = 0
+    phase: Phase = Phase.FORWARD
+    once: bool = False
+    mutates: tuple[int, ...] = ()
+    module_path: str = ""
+    class_key: str = ""
+    flops: float | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GraphArrays:
+    """A graph as arrays, for compiled code. Lists of values leave out residents, which no schedule can move.
+
+    Lists per operator or value are in compressed rows: the list of i is `x[x_ptr[i]:x_ptr[i + 1]]`.
+    """
+
+    seconds: Floats  # per operator
+    workspace: Longs  # per operator
+    size: Longs  # per value
+    producer: Ints  # per value, -1 for residents
+    inputs_ptr: Ints
+    inputs: Ints  # distinct values that an operator reads
+    outputs_ptr: Ints
+    outputs: Ints
+    users_ptr: Ints
+    users: Ints  # operators that read a value, in default order
+    order: Ints  # the default order
+    position: Ints  # its inverse
+    once: Bools  # per operator
+    once_from: Ints  # per operator, the window of the once count in which it may run
+    once_until: Ints
+    last_stage: Ints  # per operator, the last position in the default order just before which it may run again
+    target: Bools  # per value
+    held: Bools  # per value
+    loss: int  # operator, -1 without
+    resident_bytes: int
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A computation with its default order, checked when made; the module's docstring defines the words.
+
+    Without `order`, the default order is that of `ops`.
+    """
+
+    ops: tuple[Op, ...]
+    values: tuple[Value, ...]
+    targets: frozenset[int] = frozenset()
+    held: frozenset[int] = frozenset()
+    order: tuple[int, ...] = ()
+    name: str = ""
+    arrays: GraphArrays = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.order:
+            object.__setattr__(self, "order", tuple(range(len(self.ops))))
+        _check_values(self)
+        _check_ops(self)
+        _check_order(self)
+        object.__setattr__(self, "arrays", _arrays(self))
+        _check_phases(self)
+
+    @property
+    def loss(self) -> int | None:
+        """The loss operator, if there is one."""
+        return self.arrays.loss if self.arrays.loss >= 0 else None
+
+    @property
+    def resident_bytes(self) -> int:
+        return self.arrays.resident_bytes
+
+    @cached_property
+    def baseline_seconds(self) -> float:
+        """Time of running every operator once: no schedule is faster."""
+        return float(self.arrays.seconds.sum())
+
+    @cached_property
+    def op_bytes(self) -> Longs:
+        """Per operator, memory while it runs if nothing else were alive: residents, inputs, outputs, workspace."""
+        a = self.arrays
+        touched = _row_sums(a.size[a.inputs], a.inputs_ptr) + _row_sums(a.size[a.outputs], a.outputs_ptr)
+        return a.resident_bytes + touched + a.workspace
+
+    @property
+    def largest_op_bytes(self) -> int:
+        """What the hungriest operator needs by itself: no schedule has a lower peak."""
+        return int(self.op_bytes.max()) if self.ops else self.resident_bytes
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of all that decides whether a schedule is valid and what its peak is; times and value names are not part."""
+        a = self.arrays
+        digest = hashlib.sha256()
+        for part in (a.workspace, a.size, a.producer, a.inputs_ptr, a.inputs, a.outputs_ptr, a.outputs, a.order, a.once):
+            digest.update(part.tobytes())
+        for part in (a.once_from, a.once_until, a.target, a.held):
+            digest.update(part.tobytes())
+        digest.update("\0".join(op.name for op in self.ops).encode())
+        digest.update(str(a.loss).encode())
+        return digest.hexdigest()
+
+
+def _check_values(graph: Graph) -> None:
+    for index, value in enumerate(graph.values):
+        size = value.size_bytes
+        if isinstance(size, bool) or not isinstance(size, (int, np.integer)):
+            raise GraphError(f"value {value.name!r} has a size of {size!r}; sizes are whole numbers of bytes")
+        if not 0 <= size <= _LARGEST_BYTES:
+            raise GraphError(f"value {value.name!r} (number {index}) has a size of {size} bytes; 0 to 2**56 is possible")
+    for role, members in (("target", graph.targets), ("held", graph.held)):
+        for value in members:
+            if not 0 <= value < len(graph.values):
+                raise GraphError(f"{role} value {value} does not exist; the graph has {len(graph.values)} values")
+
+
+def _check_ops(graph: Graph) -> None:
+    producer: dict[int, Op] = {}
+    for op in graph.ops:
+        if not (math.isfinite(op.seconds) and op.seconds >= 0):
+            raise GraphError(f"operator {op.name!r} takes {op.seconds} seconds; times are finite and not negative")
+        if not 0 <= op.workspace_bytes <= _LARGEST_BYTES:
+            raise GraphError(f"operator {op.name!r} has a workspace of {op.workspace_bytes} bytes; 0 to 2**56 is possible")
+        for role, listed in (("reads", op.inputs), ("produces", op.outputs), ("mutates", op.mutates)):
+            for value in listed:
+                if not 0 <= value < len(graph.values):
+                    raise GraphError(
+                        f"operator {op.name!r} {role} value {value}, unknown: the graph has {len(graph.values)} values"
+                    )
+        for value in op.outputs:
+            if graph.values[value].resident:
+                raise GraphError(f"operator {op.name!r} produces {graph.values[value].name!r}, which is resident")
+            if value in producer:
+                raise GraphError(
+                    f"value {graph.values[value].name!r} has two producers, {producer[value].name!r} and {op.name!r}"
+                )
+            producer[value] = op
+        if op.mutates and not op.once:
+            raise GraphError(f"operator {op.name!r} mutates its input, so it must be marked once")
+        for value in op.mutates:
+            if not graph.values[value].resident:
+                raise GraphError(
+                    f"operator {op.name!r} mutates {graph.values[value].name!r}, which is not resident; "
+                    "give the result an output of its own"
+                )
+    for index, value in enumerate(graph.values):
+        if not value.resident and index not in producer:
+            raise GraphError(f"value {value.name!r} (number {index}) has no producer and is not resident")
+
+
+def _check_order(graph: Graph) -> None:
+    count = len(graph.ops)
+    if sorted(graph.order) != list(range(count)):
+        raise GraphError(f"the order must name each of the {count} operators once; it has {len(graph.order)} entries")
+    made = [value.resident for value in graph.values]
+    for index in graph.order:
+        op = graph.ops[index]
+        for value in op.inputs:
+            if not made[value]:
+                _raise_cycle_or_bad_order(graph, op, value)
+        for value in op.outputs:
+            made[value] = True
+
+
+def _raise_cycle_or_bad_order(graph: Graph, early: Op, missing: int) -> None:
+    """Tell a graph that has no order at all from one whose order is wrong."""
+    producer = {value: index for index, op in enumerate(graph.ops) for value in op.outputs}
+    waiting = [len({producer[v] for v in op.inputs if v in producer}) for op in graph.ops]
+    readers: dict[int, set[int]] = {}
+    for index, op in enumerate(graph.ops):
+        for value in op.inputs:
+            if value in producer:
+                readers.setdefault(producer[value], set()).add(index)
+    ready = [index for index, count in enumerate(waiting) if count == 0]
+    while ready:
+        for reader in readers.get(ready.pop(), ()):
+            waiting[reader] -= 1
+            if waiting[reader] == 0:
+                ready.append(reader)
+    stuck = next((index for index, count in enumerate(waiting) if count > 0), None)
+    if stuck is None:
+        raise GraphError(
+            f"the order runs {early.name!r} before {graph.ops[producer[missing]].name!r}, "
+            f"which produces its input {graph.values[missing].name!r}"
+        )
+    seen: list[int] = []
+    while stuck not in seen:  # walk back among stuck operators until one repeats: that is a cycle
+        seen.append(stuck)
+        stuck = next(producer[v] for v in graph.ops[stuck].inputs if v in producer and waiting[producer[v]] > 0)
+    cycle = [graph.ops[index].name for index in reversed(seen[seen.index(stuck) :])]
+    shown = " -> ".join(repr(name) for name in [*cycle[:6], *(["..."] if len(cycle) > 6 else []), cycle[0]])
+    raise GraphError(f"the graph has a cycle: {shown}")
+
+
+def _check_phases(graph: Graph) -> None:
+    a = graph.arrays
+    losses = [op.name for op in graph.ops if op.phase is Phase.LOSS]
+    if len(losses) > 1:
+        raise GraphError(f"operators {losses[0]!r} and {losses[1]!r} are both the loss; a graph has at most one")
+    if graph.held and a.loss < 0:
+        raise GraphError("held values need a loss operator from which on they are held; without a loss make them targets")
+    if a.loss < 0:
+        return
+    loss_position = a.position[a.loss]
+    for index, op in enumerate(graph.ops):
+        if op.once and op.phase is Phase.FORWARD and a.position[index] > loss_position:
+            raise GraphError(f"operator {op.name!r} is forward and runs once, so the default order must have it before the loss")
+    for value in graph.held:
+        producer = a.producer[value]
+        if producer >= 0 and a.position[producer] >= loss_position:
+            raise GraphError(
+                f"held value {graph.values[value].name!r} is produced by {graph.ops[producer].name!r}, not before the loss"
+            )
+
+
+def _arrays(graph: Graph) -> GraphArrays:
+    resident = np.array([value.resident for value in graph.values], dtype=np.bool_)
+    size = np.array([value.size_bytes for value in graph.values], dtype=np.int64)
+    order = np.array(graph.order, dtype=np.int32)
+    position = np.empty_like(order)
+    position[order] = np.arange(len(order), dtype=np.int32)
+    producer = np.full(len(graph.values), -1, dtype=np.int32)
+    for index, op in enumerate(graph.ops):
+        for value in op.outputs:
+            producer[value] = index
+    inputs = [[v for v in dict.fromkeys(op.inputs) if not resident[v]] for op in graph.ops]
+    inputs_ptr, inputs_flat = compressed_rows(inputs)
+    outputs_ptr, outputs_flat = compressed_rows([op.outputs for op in graph.ops])
+    users: list[list[int]] = [[] for _ in graph.values]
+    for index in graph.order:
+        for value in inputs[index]:
+            users[value].append(index)
+    users_ptr, users_flat = compressed_rows(users)
+    once = np.array([op.once or op.phase is Phase.LOSS for op in graph.ops], dtype=np.bool_)
+    once_from, once_until, last_stage = _once_windows(graph, once, position)
+    arrays = GraphArrays(
+        seconds=np.array([op.seconds for op in graph.ops], dtype=np.float64),
+        workspace=np.array([op.workspace_bytes for op in graph.ops], dtype=np.int64),
+        size=size,
+        producer=producer,
+        inputs_ptr=inputs_ptr,
+        inputs=inputs_flat,
+        outputs_ptr=outputs_ptr,
+        outputs=outputs_flat,
+        users_ptr=users_ptr,
+        users=users_flat,
+        order=order,
+        position=position,
+        once=once,
+        once_from=once_from,
+        once_until=once_until,
+        last_stage=last_stage,
+        target=_flags(graph.targets, len(graph.values)) & ~resident,
+        held=_flags(graph.held, len(graph.values)) & ~resident,
+        loss=next((index for index, op in enumerate(graph.ops) if op.phase is Phase.LOSS), -1),
+        resident_bytes=int(size[resident].sum()),
+    )
+    for name in arrays.__slots__:
+        array = getattr(arrays, name)
+        if isinstance(array, np.ndarray):
+            array.flags.writeable = False
+    return arrays
+
+
+def _once_windows(graph: Graph, once: Bools, position: Ints) -> tuple[Ints, Ints, Ints]:
+    """The window of the once count in which each operator may run, and the last stage that lies in it."""
+    sequence = [index for index in graph.order if once[index]]
+    mutations: dict[int, list[int]] = {}  # value -> ranks among the operators marked once
+    for rank, index in enumerate(sequence):
+        for value in graph.ops[index].mutates:
+            mutations.setdefault(value, []).append(rank)
+    first = np.zeros(len(graph.ops), dtype=np.int32)
+    until = np.full(len(graph.ops), len(sequence), dtype=np.int32)
+    for index, op in enumerate(graph.ops):
+        for value in op.inputs:
+            for rank in mutations.get(value, ()):
+                if position[sequence[rank]] < position[index]:
+                    first[index] = max(first[index], rank + 1)
+                else:
+                    until[index] = min(until[index], rank)
+    for rank, index in enumerate(sequence):
+        first[index] = until[index] = rank
+    stage_of_rank = np.array([position[index] for index in sequence] + [len(graph.ops)], dtype=np.int32)
+    return first, until, stage_of_rank[until]
+
+
+def compressed_rows(rows: Sequence[Iterable[int]]) -> tuple[Ints, Ints]:
+    """`compressed_rows([[3, 5], [4]])` is `([0, 2, 3], [3, 5, 4])`: row starts, then all rows end to end."""
+    lists = [list(row) for row in rows]
+    pointer = np.zeros(len(lists) + 1, dtype=np.int32)
+    np.cumsum([len(row) for row in lists], out=pointer[1:])
+    return pointer, np.array([entry for row in lists for entry in row], dtype=np.int32)
+
+
+def _flags(members: Iterable[int], count: int) -> Bools:
+    flags = np.zeros(count, dtype=np.bool_)
+    flags[list(members)] = True
+    return flags
+
+
+def _row_sums(entries: Longs, pointer: Ints) -> Longs:
+    total = np.concatenate(([0], np.cumsum(entries)))
+    return total[pointer[1:]] - total[pointer[:-1]]

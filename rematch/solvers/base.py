@@ -1,0 +1,225 @@
+"""What every solver takes, gives and promises, and the registry that finds one by name.
+
+`solve(Problem(graph, budget_bytes), solver="greedy").schedule`
+
+A solver is one file with one `Solver` class. Its `solve` is deterministic for a seed, stops at the deadline with the best
+it has, never changes the problem, and reports what it finds through `on_progress`. `solve()` below is the only caller:
+it refuses problems the solver does not apply to, turns Ctrl-C into an early deadline, and puts the result before the oracle.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import signal
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass, replace
+from enum import Enum
+from importlib import import_module
+from types import FrameType
+from typing import Any, ClassVar
+
+from rematch.errors import ScheduleError, SolverError
+from rematch.graph import Graph, Schedule, Simulation, simulate
+
+DEFAULT_TIME_LIMIT = 60.0
+
+
+class Status(Enum):
+    """How a search ended."""
+
+    OPTIMAL = "optimal"  # the schedule is as fast as the lower bound, within its scope
+    FEASIBLE = "feasible"  # a schedule within the budget, perhaps not the fastest
+    INFEASIBLE = "infeasible"  # proved: no schedule (of the bound's scope) keeps the budget
+    TIMEOUT = "timeout"  # nothing found, nothing proved
+
+
+class BoundScope(Enum):
+    """Which schedules a lower bound, or a proof that there is none, speaks of."""
+
+    ANY_ORDER = "any order"
+    DEFAULT_ORDER = "first computations in default order"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Find the fastest schedule of `graph` whose peak is at most `budget_bytes`."""
+
+    graph: Graph
+    budget_bytes: int
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A moment in a search: who speaks, what it did, and the best schedule and bound it knows (None: none yet)."""
+
+    at_seconds: float
+    solver: str
+    message: str = ""
+    best_seconds: float | None = None
+    bound_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Solution:
+    """What a solver found. `schedule` is None unless the status is optimal or feasible."""
+
+    schedule: Schedule | None
+    status: Status
+    solver: str
+    lower_bound_seconds: float | None = None
+    bound_scope: BoundScope = BoundScope.DEFAULT_ORDER
+    solve_seconds: float = 0.0
+    log: tuple[Progress, ...] = ()
+    infeasible_up_to_bytes: int | None = None  # the largest budget proved to have no schedule, when that was asked
+    feasible_from_bytes: int | None = None  # the smallest budget a schedule was found for
+
+
+OnProgress = Callable[[Progress], None]
+
+
+class Deadline:
+    """The moment a search must end. `Deadline(2.0).expired` is False for two seconds, or until `stop()` is called."""
+
+    def __init__(self, seconds: float = math.inf) -> None:
+        self.started = time.monotonic()
+        self._end = self.started + seconds
+        self._stopped = False
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self.started
+
+    @property
+    def remaining(self) -> float:
+        return 0.0 if self._stopped else max(0.0, self._end - time.monotonic())
+
+    @property
+    def expired(self) -> bool:
+        return self.remaining <= 0.0
+
+    def stop(self) -> None:
+        self._stopped = True
+
+
+class Solver(ABC):
+    """One method. Subclasses are dataclasses whose fields are their options, such as a seed."""
+
+    name: ClassVar[str]
+    paper: ClassVar[str]  # authors, title, venue and year; "" for our own
+    requires: ClassVar[str] = ""  # what it asks of a graph, in words; "" if it takes any
+
+    def applicable(self, problem: Problem) -> bool:
+        """Whether this method can be tried on the problem, judged in linear time."""
+        return True
+
+    @abstractmethod
+    def solve(self, problem: Problem, *, deadline: Deadline, on_progress: OnProgress) -> Solution:
+        """Search until done or `deadline` expires; see the module for what is promised."""
+
+
+# Built-in solvers by name, as "module:class", so that listing them imports none of their libraries.
+_BUILT_IN = {
+    "noremat": "rematch.solvers.noremat:NoRemat",
+    "greedy": "rematch.solvers.greedy:Greedy",
+}
+_registered: dict[str, type[Solver]] = {}
+
+
+def register(solver: type[Solver]) -> type[Solver]:
+    """Class decorator: make a solver known by its name, from inside or outside the package."""
+    if solver.name in solver_names():
+        raise SolverError(f"a solver named {solver.name!r} is registered already")
+    _registered[solver.name] = solver
+    return solver
+
+
+def solver_names() -> list[str]:
+    return [*_BUILT_IN, *_registered]
+
+
+def solver_class(name: str) -> type[Solver]:
+    if name in _registered:
+        return _registered[name]
+    if name not in _BUILT_IN:
+        near = difflib.get_close_matches(name, solver_names(), n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise SolverError(f"unknown solver {name!r}; {hint}known: {', '.join(solver_names())}")
+    module, _, attribute = _BUILT_IN[name].partition(":")
+    found: type[Solver] = getattr(import_module(module), attribute)
+    return found
+
+
+def make_solver(name: str, **options: Any) -> Solver:
+    """`make_solver("anneal", seed=3)`"""
+    cls = solver_class(name)
+    known = [f.name for f in fields(cls)] if is_dataclass(cls) else []
+    for option in options:
+        if option not in known:
+            raise SolverError(f"solver {name!r} has no option {option!r}; it has: {', '.join(known) or 'none'}")
+    return cls(**options)
+
+
+def solve(
+    problem: Problem,
+    solver: str | Solver = "greedy",
+    *,
+    time_limit: float = DEFAULT_TIME_LIMIT,
+    on_progress: OnProgress | None = None,
+    **options: Any,
+) -> Solution:
+    """Run one solver on `problem` and verify what it returns.
+
+    Ctrl-C ends the search early with the best so far; a second Ctrl-C interrupts as usual.
+    """
+    chosen = make_solver(solver, **options) if isinstance(solver, str) else solver
+    if not chosen.applicable(problem):
+        raise SolverError(f"solver {chosen.name!r} does not apply to {problem.graph.name!r}: it needs {chosen.requires}")
+    log: list[Progress] = []
+
+    def record(progress: Progress) -> None:
+        log.append(progress)
+        if on_progress is not None:
+            on_progress(progress)
+
+    deadline = Deadline(time_limit)
+    with _interrupt_stops(deadline):
+        found = chosen.solve(problem, deadline=deadline, on_progress=record)
+    verify(problem, found)
+    return replace(found, solve_seconds=deadline.elapsed, log=(*found.log, *log))
+
+
+def verify(problem: Problem, solution: Solution) -> Simulation | None:
+    """The oracle's view of the solution's schedule; raises if it is broken or over budget."""
+    if solution.schedule is None:
+        return None
+    seen = simulate(problem.graph, solution.schedule).checked()
+    if seen.peak_bytes > problem.budget_bytes:
+        raise ScheduleError(
+            f"solver {solution.solver!r} returned a schedule with a peak of {seen.peak_bytes} bytes, "
+            f"over the budget of {problem.budget_bytes}"
+        )
+    return seen
+
+
+@contextmanager
+def _interrupt_stops(deadline: Deadline) -> Iterator[None]:
+    """The first Ctrl-C ends the deadline instead of raising. Only the main thread can listen for it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        deadline.stop()
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
