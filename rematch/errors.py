@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Sequence
+
 
 class RematchError(Exception):
     """Base of every error rematch raises on purpose; the command line prints it as one line and exits with 2."""
@@ -29,3 +32,10 @@ class BudgetInfeasible(BudgetError):
 
 class SolverError(RematchError):
     """An unknown solver, one that does not apply to this graph, or an option it does not have."""
+
+
+def unknown_name(what: str, name: str, known: Sequence[str]) -> str:
+    """`unknown solver 'gready'; did you mean 'greedy'? known: noremat, greedy`"""
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"unknown {what} {name!r}; {hint}known: {', '.join(known) or 'none'}"

@@ -72,7 +72,7 @@ def simulate_steps(
             alive[value] = True
         running = memory + workspace[step]
         timeline[index] = running
-        if running > peak:
+        if running > peak or peak_step < 0:
             peak = running
             peak_step = index
         memory -= replaced
@@ -101,7 +101,6 @@ def steps_with_frees(sequence, inputs_ptr, inputs, outputs_ptr, outputs, target,
         op = sequence[index]
         if op == loss:
             after_loss = False
-            needed |= held
         count = 0
         for i in range(outputs_ptr[op], outputs_ptr[op + 1]):
             value = outputs[i]

@@ -19,10 +19,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
+from itertools import chain
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -152,14 +154,14 @@ class Graph:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of all that decides whether a schedule is valid and what its peak is; times and value names are not part."""
+        """Hash of operator names and all that decides a schedule's validity and peak; not of times and value names."""
         a = self.arrays
         digest = hashlib.sha256()
-        for part in (a.workspace, a.size, a.producer, a.inputs_ptr, a.inputs, a.outputs_ptr, a.outputs, a.order, a.once):
+        structure = (a.producer, a.inputs_ptr, a.inputs, a.outputs_ptr, a.outputs, a.order)
+        rules = (a.once, a.once_from, a.once_until, a.target, a.held)
+        for part in (a.workspace, a.size, *structure, *rules):
             digest.update(part.tobytes())
-        for part in (a.once_from, a.once_until, a.target, a.held):
-            digest.update(part.tobytes())
-        digest.update("\0".join(op.name for op in self.ops).encode())
+        digest.update("\0".join(op.name for op in self.ops).encode("utf-8", "surrogatepass"))
         digest.update(str(a.loss).encode())
         return digest.hexdigest()
 
@@ -170,11 +172,11 @@ def _check_values(graph: Graph) -> None:
         if isinstance(size, bool) or not isinstance(size, (int, np.integer)):
             raise GraphError(f"value {value.name!r} has a size of {size!r}; sizes are whole numbers of bytes")
         if not 0 <= size <= _LARGEST_BYTES:
-            raise GraphError(f"value {value.name!r} (number {index}) has a size of {size} bytes; 0 to 2**56 is possible")
+            raise GraphError(f"value {value.name!r} (number {index}) has {size} bytes; 0 to 2**56 is possible")
     for role, members in (("target", graph.targets), ("held", graph.held)):
-        for value in members:
-            if not 0 <= value < len(graph.values):
-                raise GraphError(f"{role} value {value} does not exist; the graph has {len(graph.values)} values")
+        for member in members:
+            if not 0 <= member < len(graph.values):
+                raise GraphError(f"{role} value {member} does not exist; the graph has {len(graph.values)} values")
 
 
 def _check_ops(graph: Graph) -> None:
@@ -183,7 +185,11 @@ def _check_ops(graph: Graph) -> None:
         if not (math.isfinite(op.seconds) and op.seconds >= 0):
             raise GraphError(f"operator {op.name!r} takes {op.seconds} seconds; times are finite and not negative")
         if not 0 <= op.workspace_bytes <= _LARGEST_BYTES:
-            raise GraphError(f"operator {op.name!r} has a workspace of {op.workspace_bytes} bytes; 0 to 2**56 is possible")
+            raise GraphError(
+                f"operator {op.name!r} has {op.workspace_bytes} bytes of workspace; 0 to 2**56 is possible"
+            )
+        if op.flops is not None and not (math.isfinite(op.flops) and op.flops >= 0):
+            raise GraphError(f"operator {op.name!r} has {op.flops} flops; they are finite and not negative")
         for role, listed in (("reads", op.inputs), ("produces", op.outputs), ("mutates", op.mutates)):
             for value in listed:
                 if not 0 <= value < len(graph.values):
@@ -206,9 +212,9 @@ def _check_ops(graph: Graph) -> None:
                     f"operator {op.name!r} mutates {graph.values[value].name!r}, which is not resident; "
                     "give the result an output of its own"
                 )
-    for index, value in enumerate(graph.values):
-        if not value.resident and index not in producer:
-            raise GraphError(f"value {value.name!r} (number {index}) has no producer and is not resident")
+    for index, made in enumerate(graph.values):
+        if not made.resident and index not in producer:
+            raise GraphError(f"value {made.name!r} (number {index}) has no producer and is not resident")
 
 
 def _check_order(graph: Graph) -> None:
@@ -261,39 +267,35 @@ def _check_phases(graph: Graph) -> None:
     if len(losses) > 1:
         raise GraphError(f"operators {losses[0]!r} and {losses[1]!r} are both the loss; a graph has at most one")
     if graph.held and a.loss < 0:
-        raise GraphError("held values need a loss operator from which on they are held; without a loss make them targets")
+        raise GraphError("held values need a loss operator, from which on they are held; without one make them targets")
     if a.loss < 0:
         return
     loss_position = a.position[a.loss]
     for index, op in enumerate(graph.ops):
         if op.once and op.phase is Phase.FORWARD and a.position[index] > loss_position:
-            raise GraphError(f"operator {op.name!r} is forward and runs once, so the default order must have it before the loss")
+            raise GraphError(f"operator {op.name!r} is forward and runs once, but the order has it after the loss")
     for value in graph.held:
         producer = a.producer[value]
         if producer >= 0 and a.position[producer] >= loss_position:
-            raise GraphError(
-                f"held value {graph.values[value].name!r} is produced by {graph.ops[producer].name!r}, not before the loss"
-            )
+            name, maker = graph.values[value].name, graph.ops[producer].name
+            raise GraphError(f"held value {name!r} is produced by {maker!r}, which is not before the loss")
 
 
 def _arrays(graph: Graph) -> GraphArrays:
-    resident = np.array([value.resident for value in graph.values], dtype=np.bool_)
+    is_resident = [value.resident for value in graph.values]
+    resident = np.array(is_resident, dtype=np.bool_)
     size = np.array([value.size_bytes for value in graph.values], dtype=np.int64)
     order = np.array(graph.order, dtype=np.int32)
     position = np.empty_like(order)
     position[order] = np.arange(len(order), dtype=np.int32)
+    inputs_ptr, inputs = compressed_rows(
+        [[value for value in dict.fromkeys(op.inputs) if not is_resident[value]] for op in graph.ops]
+    )
+    outputs_ptr, outputs = compressed_rows([op.outputs for op in graph.ops])
     producer = np.full(len(graph.values), -1, dtype=np.int32)
-    for index, op in enumerate(graph.ops):
-        for value in op.outputs:
-            producer[value] = index
-    inputs = [[v for v in dict.fromkeys(op.inputs) if not resident[v]] for op in graph.ops]
-    inputs_ptr, inputs_flat = compressed_rows(inputs)
-    outputs_ptr, outputs_flat = compressed_rows([op.outputs for op in graph.ops])
-    users: list[list[int]] = [[] for _ in graph.values]
-    for index in graph.order:
-        for value in inputs[index]:
-            users[value].append(index)
-    users_ptr, users_flat = compressed_rows(users)
+    producer[outputs] = _row_of_each_entry(outputs_ptr)
+    readers = _row_of_each_entry(inputs_ptr)
+    by_value_then_position = np.lexsort((position[readers], inputs))
     once = np.array([op.once or op.phase is Phase.LOSS for op in graph.ops], dtype=np.bool_)
     once_from, once_until, last_stage = _once_windows(graph, once, position)
     arrays = GraphArrays(
@@ -302,11 +304,11 @@ def _arrays(graph: Graph) -> GraphArrays:
         size=size,
         producer=producer,
         inputs_ptr=inputs_ptr,
-        inputs=inputs_flat,
+        inputs=inputs,
         outputs_ptr=outputs_ptr,
-        outputs=outputs_flat,
-        users_ptr=users_ptr,
-        users=users_flat,
+        outputs=outputs,
+        users_ptr=_starts(np.bincount(inputs, minlength=len(graph.values))),
+        users=readers[by_value_then_position],
         order=order,
         position=position,
         once=once,
@@ -347,12 +349,21 @@ def _once_windows(graph: Graph, once: Bools, position: Ints) -> tuple[Ints, Ints
     return first, until, stage_of_rank[until]
 
 
-def compressed_rows(rows: Sequence[Iterable[int]]) -> tuple[Ints, Ints]:
+def compressed_rows(rows: Sequence[Collection[int]]) -> tuple[Ints, Ints]:
     """`compressed_rows([[3, 5], [4]])` is `([0, 2, 3], [3, 5, 4])`: row starts, then all rows end to end."""
-    lists = [list(row) for row in rows]
-    pointer = np.zeros(len(lists) + 1, dtype=np.int32)
-    np.cumsum([len(row) for row in lists], out=pointer[1:])
-    return pointer, np.array([entry for row in lists for entry in row], dtype=np.int32)
+    starts = _starts(np.fromiter(map(len, rows), dtype=np.int64, count=len(rows)))
+    return starts, np.fromiter(chain.from_iterable(rows), dtype=np.int32, count=int(starts[-1]))
+
+
+def _starts(lengths: NDArray[np.integer[Any]]) -> Ints:
+    """Where each row starts when rows of these lengths are laid end to end, and where the last one ends."""
+    starts = np.zeros(len(lengths) + 1, dtype=np.int32)
+    np.cumsum(lengths, out=starts[1:])
+    return starts
+
+
+def _row_of_each_entry(starts: Ints) -> Ints:
+    return np.repeat(np.arange(len(starts) - 1, dtype=np.int32), np.diff(starts))
 
 
 def _flags(members: Iterable[int], count: int) -> Bools:

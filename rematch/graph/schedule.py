@@ -60,7 +60,7 @@ class Schedule:
         from rematch.graph import kernels
 
         sequence = np.asarray(ops, dtype=np.int32)
-        if sequence.size and not (0 <= sequence.min() and sequence.max() < len(graph.ops)):
+        if sequence.size and not (sequence.min() >= 0 and sequence.max() < len(graph.ops)):
             raise ScheduleError(f"operators are numbered 0 to {len(graph.ops) - 1}")
         a = graph.arrays
         steps = kernels.steps_with_frees(

@@ -25,7 +25,7 @@ class Simulation:
     broken_step: int | None
     seconds: float
     peak_bytes: int
-    peak_step: int | None  # where the peak first occurs; None for a schedule without steps
+    peak_step: int | None  # where the peak first occurs; None if nothing was computed
     timeline_bytes: Longs  # memory during each compute step and after each free step
     counts: Longs  # how often each operator ran
 

@@ -1,6 +1,7 @@
 """Solvers: one file a method, found by name. Nothing here imports torch."""
 
 from rematch.solvers.base import (
+    DEFAULT_SOLVER,
     DEFAULT_TIME_LIMIT,
     BoundScope,
     Deadline,
@@ -19,6 +20,7 @@ from rematch.solvers.base import (
 )
 
 __all__ = [
+    "DEFAULT_SOLVER",
     "DEFAULT_TIME_LIMIT",
     "BoundScope",
     "Deadline",

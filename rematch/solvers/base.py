@@ -9,7 +9,6 @@ it refuses problems the solver does not apply to, turns Ctrl-C into an early dea
 
 from __future__ import annotations
 
-import difflib
 import math
 import signal
 import threading
@@ -23,9 +22,10 @@ from importlib import import_module
 from types import FrameType
 from typing import Any, ClassVar
 
-from rematch.errors import ScheduleError, SolverError
+from rematch.errors import ScheduleError, SolverError, unknown_name
 from rematch.graph import Graph, Schedule, Simulation, simulate
 
+DEFAULT_SOLVER = "greedy"
 DEFAULT_TIME_LIMIT = 60.0
 
 
@@ -126,6 +126,7 @@ class Solver(ABC):
 _BUILT_IN = {
     "noremat": "rematch.solvers.noremat:NoRemat",
     "greedy": "rematch.solvers.greedy:Greedy",
+    "exhaustive": "rematch.solvers.exhaustive:Exhaustive",
 }
 _registered: dict[str, type[Solver]] = {}
 
@@ -146,9 +147,7 @@ def solver_class(name: str) -> type[Solver]:
     if name in _registered:
         return _registered[name]
     if name not in _BUILT_IN:
-        near = difflib.get_close_matches(name, solver_names(), n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise SolverError(f"unknown solver {name!r}; {hint}known: {', '.join(solver_names())}")
+        raise SolverError(unknown_name("solver", name, solver_names()))
     module, _, attribute = _BUILT_IN[name].partition(":")
     found: type[Solver] = getattr(import_module(module), attribute)
     return found
@@ -157,7 +156,7 @@ def solver_class(name: str) -> type[Solver]:
 def make_solver(name: str, **options: Any) -> Solver:
     """`make_solver("anneal", seed=3)`"""
     cls = solver_class(name)
-    known = [f.name for f in fields(cls)] if is_dataclass(cls) else []
+    known: list[str] = [f.name for f in fields(cls)] if is_dataclass(cls) else []
     for option in options:
         if option not in known:
             raise SolverError(f"solver {name!r} has no option {option!r}; it has: {', '.join(known) or 'none'}")
@@ -166,7 +165,7 @@ def make_solver(name: str, **options: Any) -> Solver:
 
 def solve(
     problem: Problem,
-    solver: str | Solver = "greedy",
+    solver: str | Solver = DEFAULT_SOLVER,
     *,
     time_limit: float = DEFAULT_TIME_LIMIT,
     on_progress: OnProgress | None = None,

@@ -1,0 +1,61 @@
+# One target for each thing a person does. Needs only python3 and make; everything else goes into .venv.
+#   make demo     solve a training graph in half its memory
+#   make test     run the tests
+#   make lint     ruff and mypy
+#   make format   let ruff rewrite the sources
+#   make bench    list the benchmarks; make bench-NAME ARGS="..." runs benchmarks/NAME.py
+#   make clean    remove .venv and everything made by tools
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/installed
+WARM := $(VENV)/warm
+COMPILED := $(shell find rematch -name '*kernels.py')
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format bench clean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+setup: $(WARM)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("rematch needs Python 3.10 or newer: make PYTHON=..." if sys.version_info < (3, 10) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt setuptools
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[plot,dev]'
+	@touch $@
+
+# Compiled code is cached beside its source; warming it here keeps the first solve of a user fast.
+$(WARM): $(INSTALLED) $(COMPILED)
+	$(BIN)/python -m rematch.warmup
+	@touch $@
+
+demo: setup
+	@$(BIN)/rematch demo
+
+test: setup
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench:
+	@for file in $(wildcard benchmarks/[a-z]*.py); do \
+		printf 'make bench-%-16s %s\n' "$$(basename $$file .py | tr _ -)" "$$(sed -n '1s/^"""//p' $$file)"; \
+	done
+
+bench-%: setup
+	@$(BIN)/python benchmarks/$(subst -,_,$*).py $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

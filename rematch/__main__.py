@@ -1,0 +1,5 @@
+"""`python -m rematch` is the `rematch` command."""
+
+from rematch.cli import main
+
+main()

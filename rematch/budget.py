@@ -1,0 +1,99 @@
+"""How much memory a schedule may use, as people write it: "8GiB", "512MiB", "1.5GB", "80%", or plain bytes.
+
+`parse_budget("80%", baseline_peak_bytes=1000) == 800`
+
+A percentage is of the peak without recomputation. Budgets count everything the oracle counts, residents included.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from rematch.errors import BudgetError, BudgetInfeasible
+from rematch.graph import Graph
+
+_LARGEST_BYTES = 2**60
+_FORMS = 'write it like "8GiB", "512MiB", "1.5GB", "80%" or 5050000000'
+# The exponent has at most two digits, so that a hostile "1e999999999" is not computed.
+_BUDGET = re.compile(r"(?P<number>-?(?:\d+\.?\d*|\.\d+)(?:e\+?\d{1,2})?)\s*(?P<unit>%|[a-z]*)", re.IGNORECASE)
+_UNITS = {
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
+_BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+
+
+def parse_budget(budget: str | float, baseline_peak_bytes: int) -> int:
+    """`budget` in whole bytes, rounded down; `baseline_peak_bytes` is what 100% means."""
+    match = _BUDGET.fullmatch(str(budget).strip())
+    if match is None:
+        raise BudgetError(f"budget {budget!r} cannot be read; {_FORMS}")
+    amount = Fraction(match["number"]) * _bytes_per(match["unit"], budget, baseline_peak_bytes)
+    if amount < 1:
+        raise BudgetError(f"budget {budget!r} is less than one byte; {_FORMS}")
+    if amount > _LARGEST_BYTES:
+        raise BudgetError(f"budget {budget!r} is beyond {format_bytes(_LARGEST_BYTES)}; {_FORMS}")
+    return int(amount)
+
+
+def _bytes_per(unit: str, budget: str | float, baseline_peak_bytes: int) -> Fraction:
+    if unit == "%":
+        return Fraction(baseline_peak_bytes, 100)
+    if unit.lower() not in _UNITS:
+        raise BudgetError(f"budget {budget!r} has an unknown unit {unit!r}; {_FORMS}")
+    return Fraction(_UNITS[unit.lower()])
+
+
+def format_bytes(size_bytes: int) -> str:
+    """`format_bytes(1536) == "1.50 KiB"`: at most three figures and a binary unit."""
+    amount, unit = float(size_bytes), 0
+    while abs(amount) >= 999.5 and unit < len(_BINARY_UNITS) - 1:
+        amount, unit = amount / 1024, unit + 1
+    if unit == 0:
+        return f"{size_bytes} B"
+    digits = 2 if abs(amount) < 9.995 else 1 if abs(amount) < 99.95 else 0
+    return f"{amount:.{digits}f} {_BINARY_UNITS[unit]}"
+
+
+def require_possible(graph: Graph, budget_bytes: int) -> None:
+    """Refuse a budget below what one operator, or the values that must be there at the end, need by themselves."""
+    needs = [int(need) for need in graph.op_bytes]
+    if needs and max(needs) > budget_bytes:
+        op = needs.index(max(needs))
+        raise BudgetInfeasible(
+            f"budget {format_bytes(budget_bytes)} is below what one operator needs: {_op_need(graph, op)}; "
+            f"{_nearest(max(needs))}"
+        )
+    a = graph.arrays
+    at_end = a.resident_bytes + int(a.size[a.target | a.held].sum())
+    if at_end > budget_bytes:
+        raise BudgetInfeasible(
+            f"budget {format_bytes(budget_bytes)} is below what must be alive at the end: "
+            f"residents, targets and held values are {format_bytes(at_end)}; {_nearest(at_end)}"
+        )
+
+
+def _op_need(graph: Graph, op: int) -> str:
+    """`'lm_head' alone holds 5.2 GiB (inputs 0.4 GiB, outputs 1.6 GiB, ...)`, parts of nothing left out."""
+    a = graph.arrays
+    parts = {
+        "resident": a.resident_bytes,
+        "inputs": int(a.size[a.inputs[a.inputs_ptr[op] : a.inputs_ptr[op + 1]]].sum()),
+        "outputs": int(a.size[a.outputs[a.outputs_ptr[op] : a.outputs_ptr[op + 1]]].sum()),
+        "workspace": int(a.workspace[op]),
+    }
+    shown = ", ".join(f"{role} {format_bytes(size)}" for role, size in parts.items() if size)
+    return f"{graph.ops[op].name!r} alone holds {format_bytes(int(graph.op_bytes[op]))} ({shown})"
+
+
+def _nearest(lowest_bytes: int) -> str:
+    return f"the lowest budget that can work is {lowest_bytes} bytes ({format_bytes(lowest_bytes)})"

@@ -1,0 +1,397 @@
+"""The command line: `rematch solve graph.json --budget 50%`.
+
+Everything heavy is imported inside the commands, so that `rematch --help` answers at once. What a user can get wrong
+becomes one line on standard error and exit status 2; a search without a schedule is exit status 1.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from rematch import __version__
+from rematch.errors import FormatError, RematchError, ScheduleError, SolverError, unknown_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rematch.graph import Graph, Schedule, Simulation
+    from rematch.plan import Figures, Plan
+    from rematch.solvers import Problem, Solution, Solver
+
+_DEMO_LAYERS = 8
+_DEMO_SECONDS = 20.0
+# What `solve --json` prints, in this order; the names are those of `Figures`.
+_JSON_KEYS = (
+    "solver",
+    "status",
+    "budget_bytes",
+    "peak_bytes",
+    "baseline_peak_bytes",
+    "seconds",
+    "baseline_seconds",
+    "overhead_pct",
+    "lower_bound_pct",
+    "gap_pct",
+    "computes",
+    "solve_seconds",
+    "bound_scope",
+    "infeasible_up_to_bytes",
+    "feasible_from_bytes",
+)
+
+
+class OneLineErrors(TyperGroup):
+    """A command group whose errors, ours and those of usage, are one line on standard error and exit status 2."""
+
+    def main(self, *args: Any, **extra: Any) -> NoReturn:
+        try:
+            code = super().main(*args, **{**extra, "standalone_mode": False})
+        except RematchError as error:
+            _exit_with(2, str(error))
+        except typer.TyperException as error:
+            _exit_with(2, f"{error.format_message().rstrip('.')}; see rematch --help")
+        sys.exit(code or 0)
+
+
+app = typer.Typer(
+    cls=OneLineErrors,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Train inside a memory budget: solve for the recomputation schedule instead of guessing it.",
+)
+
+GraphFile = Annotated[Path, typer.Argument(metavar="GRAPH", help="A graph: rematch's JSON or the benchmark JSON.")]
+Plain = Annotated[
+    bool, typer.Option("--plain", help="Read a benchmark graph without workspace, pinned outputs and fixed memory.")
+]
+Plugin = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="A Python file to run first, which registers solvers of your own.")
+]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"rematch {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Options before the command; --version has done its work when this is called."""
+
+
+@app.command()
+def solve(
+    graph: GraphFile,
+    budget: Annotated[str, typer.Option(help='Memory to stay within: "80%" of the peak, "512MiB", "8GB" or bytes.')],
+    solver: Annotated[str, typer.Option(help="A name from `rematch solvers`.", show_default="the best one")] = "",
+    time_limit: Annotated[float, typer.Option(help="Seconds to search for at most.")] = 60.0,
+    option: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="An option of the solver, such as seed=3; repeatable.")
+    ] = None,
+    plain: Plain = False,
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="PLAN", help="Save the plan here.")] = None,
+    plugin: Plugin = None,
+) -> None:
+    """Find the fastest schedule of GRAPH within a budget, and how far from the fastest it can be."""
+    from rematch.budget import parse_budget, require_possible
+    from rematch.graph import baseline, simulate
+    from rematch.plan import Figures, Plan
+    from rematch.report.text import describe_failure
+    from rematch.solvers import DEFAULT_SOLVER, Problem
+
+    if not 0 < time_limit < float("inf"):
+        raise SolverError(f"--time-limit {time_limit:g} is not possible; give a number of seconds above 0, such as 60")
+    if output is not None:
+        _require_writable(output)
+    _run_plugin(plugin)
+    chosen = _make_solver(solver or DEFAULT_SOLVER, option or [])
+    loaded = _load_graph(graph, plain)
+    budget_bytes = parse_budget(budget, simulate(loaded, baseline(loaded)).peak_bytes)
+    require_possible(loaded, budget_bytes)
+    problem = Problem(loaded, budget_bytes)
+    solution = _solve(problem, chosen, time_limit)
+    figures = Figures.of(problem, solution)
+    if json_output:
+        typer.echo(_figures_json(figures))
+    if solution.schedule is None:
+        _exit_with(1, describe_failure(figures, loaded.name))
+    plan = Plan.from_solution(problem, solution)
+    if output is not None:
+        plan.save(output)
+    if not json_output:
+        typer.echo(plan)
+
+
+@app.command()
+def solvers(plugin: Plugin = None) -> None:
+    """List the solvers: the paper each comes from and what it asks of a graph."""
+    from rematch.solvers import DEFAULT_SOLVER, solver_class, solver_names
+
+    _run_plugin(plugin)
+    for name in solver_names():
+        known = solver_class(name)
+        typer.echo(f"{name}{'  (the default)' if name == DEFAULT_SOLVER else ''}")
+        typer.echo(f"    paper    {known.paper or 'rematch itself'}")
+        typer.echo(f"    takes    {known.requires or 'any graph'}")
+        if options := _option_defaults(known):
+            typer.echo(f"    options  {options}")
+
+
+@app.command()
+def show(
+    file: Annotated[Path, typer.Argument(metavar="GRAPH|PLAN", help="A graph, or a plan from `rematch solve -o`.")],
+    graph: Annotated[Path | None, typer.Option(metavar="GRAPH", help="The graph of the plan, to draw it.")] = None,
+    dot: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the graph in DOT, for Graphviz.")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the schedule: .png, .svg or .pdf.")] = None,
+    plain: Plain = False,
+) -> None:
+    """Say what is in a graph or a plan, and draw it."""
+    from rematch.files import read_json
+    from rematch.plan import Plan, is_plan
+    from rematch.report.plot import picture_format
+    from rematch.report.text import describe_graph
+
+    for picture in (dot, plot):
+        if picture is not None:
+            _require_writable(picture)
+    if plot is not None:
+        picture_format(plot)
+    data = read_json(file)
+    if is_plan(data):
+        plan = Plan.from_json(data, str(file))
+        typer.echo(plan)
+        if dot is not None or plot is not None:
+            drawn = _graph_of(plan, file, graph, plain)
+            _draw(drawn, plan.schedule, plan.figures.budget_bytes, dot, plot)
+    else:
+        loaded = _load_graph(file, plain)
+        typer.echo(describe_graph(loaded))
+        _draw(loaded, None, None, dot, plot)
+
+
+@app.command()
+def check(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan from `rematch solve -o`.")],
+    graph: GraphFile,
+    plain: Plain = False,
+) -> None:
+    """Check that PLAN is for GRAPH, valid, and within its budget."""
+    from rematch.budget import format_bytes
+    from rematch.plan import Plan, extra_pct
+    from rematch.report.text import format_extra
+
+    known = Plan.load(plan)
+    loaded = _load_graph(graph, plain)
+    seen = _checked(known, plan, loaded, graph)
+    extra = format_extra(extra_pct(seen.seconds, loaded.baseline_seconds))
+    typer.echo(
+        f"{plan} holds for {graph}: peak {format_bytes(seen.peak_bytes)} within a budget of "
+        f"{format_bytes(known.figures.budget_bytes)}, {extra} time"
+    )
+
+
+@app.command()
+def generate(
+    family: Annotated[str, typer.Argument(help="Which graph to make; without it, all are listed.")] = "",
+    parameters: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Its parameters, such as layers=24.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Where to save the graph, as JSON.")
+    ] = None,
+) -> None:
+    """Make a graph of a known family: rematch generate gpt layers=24 -o gpt24.json"""
+    from rematch.graph.formats import save_graph
+    from rematch.graph.generators import FAMILIES
+    from rematch.report.text import describe_graph
+
+    if not family:
+        typer.echo("\n\n".join(_describe_family(name, make) for name, make in FAMILIES.items()))
+        return
+    make = FAMILIES.get(family.replace("-", "_"))
+    if make is None:
+        raise RematchError(unknown_name("family", family, list(FAMILIES)))
+    if output is not None:
+        _require_writable(output)
+    made = make(**_parse_parameters(family, make, parameters or []))
+    if output is not None:
+        save_graph(made, output)
+    typer.echo(describe_graph(made))
+
+
+@app.command()
+def demo() -> None:
+    """Plan a training step of a small GPT in half its memory."""
+    from rematch.graph import baseline, simulate
+    from rematch.graph.generators import FAMILIES
+    from rematch.plan import Plan
+    from rematch.report.text import describe_demo
+    from rematch.solvers import DEFAULT_SOLVER, Problem, make_solver
+
+    graph = FAMILIES["gpt"](layers=_DEMO_LAYERS)
+    problem = Problem(graph, simulate(graph, baseline(graph)).peak_bytes // 2)
+    plan = Plan.from_solution(problem, _solve(problem, make_solver(DEFAULT_SOLVER), _DEMO_SECONDS))
+    typer.echo(describe_demo(graph, plan))
+
+
+def main() -> None:
+    """The `rematch` script."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal without bars shows "?" instead
+    app(prog_name="rematch")
+
+
+def _exit_with(status: int, line: str) -> NoReturn:
+    typer.echo(f"rematch: {line}", err=True)
+    sys.exit(status)
+
+
+def _solve(problem: Problem, solver: Solver, time_limit: float) -> Solution:
+    from rematch.report.progress import progress_reporter
+    from rematch.solvers import solve
+
+    with progress_reporter(problem.graph.baseline_seconds) as on_progress:
+        return solve(problem, solver, time_limit=time_limit, on_progress=on_progress)
+
+
+def _load_graph(path: Path, plain: bool) -> Graph:
+    from rematch.graph.formats import load_graph
+
+    loaded = load_graph(path, plain=plain)
+    for note in loaded.notes:
+        typer.echo(f"rematch: {path}: {note}", err=True)
+    return loaded.graph
+
+
+def _require_writable(path: Path) -> None:
+    """Find out before the work, not after it, that its result cannot be saved."""
+    from tempfile import TemporaryFile
+
+    if path.is_dir():
+        raise FormatError(f"cannot write {path}: it is a folder; give the name of a file")
+    try:
+        TemporaryFile(dir=path.resolve().parent).close()
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise FormatError(f"cannot write {path}: in {path.parent}: {reason}; choose another place") from error
+
+
+def _run_plugin(path: Path | None) -> None:
+    if path is None:
+        return
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise SolverError(f"plug-in {path} is not a Python file; its name should end in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # as an import would, so that dataclasses find their module
+    try:
+        spec.loader.exec_module(module)
+    except RematchError:
+        raise
+    except Exception as error:
+        raise SolverError(f"plug-in {path} cannot be loaded: {type(error).__name__}: {error}") from error
+
+
+def _make_solver(name: str, pairs: list[str]) -> Solver:
+    from typing import get_type_hints
+
+    from rematch.solvers import make_solver, solver_class
+
+    known = solver_class(name)
+    return make_solver(name, **_parse_pairs(pairs, f"option of solver {name!r}", get_type_hints(known)))
+
+
+def _parse_parameters(family: str, make: Callable[..., Graph], pairs: list[str]) -> dict[str, Any]:
+    from typing import get_type_hints
+
+    kinds = {name: kind for name, kind in get_type_hints(make).items() if name != "return"}
+    return _parse_pairs(pairs, f"parameter of {family!r}", kinds)
+
+
+def _parse_pairs(pairs: list[str], what: str, kinds: dict[str, Any]) -> dict[str, Any]:
+    """`["layers=3"]` as `{"layers": 3}`, each value of the kind that its name asks for."""
+    import json
+
+    from rematch.records import from_json
+
+    parsed = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals:
+            raise RematchError(f"{what} {pair!r} is not of the form KEY=VALUE, such as {next(iter(kinds), 'seed')}=3")
+        if name not in kinds:
+            raise RematchError(unknown_name(what, name, list(kinds)))
+        try:
+            value = json.loads(text)
+        except json.JSONDecodeError:
+            value = text
+        parsed[name] = from_json(kinds[name], value, f"{what} {name!r}")
+    return parsed
+
+
+def _option_defaults(solver: type[Solver]) -> str:
+    from dataclasses import fields, is_dataclass
+
+    return ", ".join(f"{field.name}={field.default}" for field in fields(solver)) if is_dataclass(solver) else ""
+
+
+def _describe_family(name: str, make: Callable[..., Graph]) -> str:
+    """The family's docstring, with the defaults of its parameters where it explains them."""
+    import inspect
+
+    text = inspect.getdoc(make) or ""
+    for parameter in inspect.signature(make).parameters.values():
+        text = text.replace(f"\n{parameter.name}: ", f"\n{parameter.name}={parameter.default}  ")
+    return f"{name}\n" + "\n".join(f"    {line}".rstrip() for line in text.splitlines())
+
+
+def _graph_of(plan: Plan, plan_path: Path, graph_path: Path | None, plain: bool) -> Graph:
+    if graph_path is None:
+        raise FormatError(f"{plan_path} is a plan; to draw it, give its graph too: --graph FILE")
+    graph = _load_graph(graph_path, plain)
+    _checked(plan, plan_path, graph, graph_path)
+    return graph
+
+
+def _checked(plan: Plan, plan_path: Path, graph: Graph, graph_path: Path) -> Simulation:
+    try:
+        return plan.check(graph)
+    except ScheduleError as error:
+        hint = "; a plan made with --plain needs --plain here" if plan.graph_fingerprint != graph.fingerprint else ""
+        raise ScheduleError(f"{plan_path} does not hold for {graph_path}: {error}{hint}") from error
+
+
+def _draw(
+    graph: Graph, schedule: Schedule | None, budget_bytes: int | None, dot: Path | None, plot: Path | None
+) -> None:
+    if dot is not None:
+        from rematch.files import write_text
+        from rematch.graph.dot import to_dot
+
+        write_text(dot, to_dot(graph, schedule))
+    if plot is not None:
+        from rematch.report.plot import plot_schedule
+
+        plot_schedule(graph, schedule, plot, budget_bytes=budget_bytes)
+
+
+def _figures_json(figures: Figures) -> str:
+    import json
+
+    from rematch.records import to_json
+
+    return json.dumps({key: to_json(getattr(figures, key)) for key in _JSON_KEYS}, indent=2)

@@ -1,0 +1,217 @@
+"""A plan: the schedule that was chosen for a graph, what it is predicted to cost, and what is known about better ones.
+
+`Plan.from_solution(problem, solve(problem)).save("plan.json")`
+
+A plan is data, kept as versioned JSON. It carries the fingerprint of its graph, so that a plan can be checked against a
+graph on another machine before anyone relies on it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+from rematch.errors import FormatError, ScheduleError
+from rematch.graph import Graph, Phase, Schedule, Simulation, baseline, simulate
+from rematch.solvers.base import BoundScope, Problem, Progress, Solution, Status
+
+FORMAT = "rematch-plan"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Figures:
+    """How a search ended, in numbers; None where nothing was found or proved."""
+
+    solver: str
+    status: Status
+    budget_bytes: int
+    baseline_peak_bytes: int  # without recomputation
+    baseline_seconds: float
+    peak_bytes: int | None
+    seconds: float | None
+    computes: int | None  # how many computations the schedule makes
+    lower_bound_seconds: float | None
+    bound_scope: BoundScope
+    solve_seconds: float
+    infeasible_up_to_bytes: int | None = None
+    feasible_from_bytes: int | None = None
+
+    @staticmethod
+    def of(problem: Problem, solution: Solution) -> Figures:
+        graph = problem.graph
+        seen = None if solution.schedule is None else simulate(graph, solution.schedule).checked()
+        return Figures(
+            solver=solution.solver,
+            status=solution.status,
+            budget_bytes=problem.budget_bytes,
+            baseline_peak_bytes=simulate(graph, baseline(graph)).peak_bytes,
+            baseline_seconds=graph.baseline_seconds,
+            peak_bytes=None if seen is None else seen.peak_bytes,
+            seconds=None if seen is None else seen.seconds,
+            computes=None if seen is None else int(seen.counts.sum()),
+            lower_bound_seconds=solution.lower_bound_seconds,
+            bound_scope=solution.bound_scope,
+            solve_seconds=solution.solve_seconds,
+            infeasible_up_to_bytes=solution.infeasible_up_to_bytes,
+            feasible_from_bytes=solution.feasible_from_bytes,
+        )
+
+    @property
+    def overhead_pct(self) -> float | None:
+        """Extra time of the schedule, in per cent of the time without recomputation."""
+        return extra_pct(self.seconds, self.baseline_seconds)
+
+    @property
+    def lower_bound_pct(self) -> float | None:
+        """The least extra time any schedule of the bound's scope needs."""
+        return extra_pct(self.lower_bound_seconds, self.baseline_seconds)
+
+    @property
+    def gap_pct(self) -> float | None:
+        """How many points of extra time a better schedule could save at most."""
+        if self.overhead_pct is None or self.lower_bound_pct is None:
+            return None
+        return max(0.0, self.overhead_pct - self.lower_bound_pct)
+
+
+def is_plan(data: Any) -> bool:
+    """Whether a file's JSON says that it is a plan, of whatever version."""
+    return isinstance(data, dict) and data.get("format") == FORMAT
+
+
+def extra_pct(seconds: float | None, baseline_seconds: float) -> float | None:
+    """`extra_pct(11.0, 10.0) == 10.0`; None where it is not known or has no meaning."""
+    if seconds is None or baseline_seconds <= 0:
+        return None
+    return 100 * (seconds / baseline_seconds - 1)
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """An operator that the schedule runs more than once."""
+
+    name: str
+    module_path: str
+    phase: Phase
+    extra_runs: int
+    extra_seconds: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A schedule for one graph, with what the oracle said of it when it was made."""
+
+    graph_name: str
+    graph_fingerprint: str
+    graph_ops: int
+    graph_values: int
+    schedule: Schedule
+    figures: Figures
+    recomputed: tuple[Recomputed, ...]  # in the graph's default order
+    timeline_bytes: tuple[int, ...]  # memory during each computation
+    log: tuple[Progress, ...] = ()
+
+    @staticmethod
+    def from_solution(problem: Problem, solution: Solution) -> Plan:
+        """The plan of a solution that has a schedule; `ScheduleError` for one that has none."""
+        if solution.schedule is None:
+            raise ScheduleError(
+                f"solver {solution.solver!r} has no schedule for {problem.graph.name!r} within "
+                f"{problem.budget_bytes} bytes ({solution.status.value}); there is nothing to plan with"
+            )
+        graph, schedule = problem.graph, solution.schedule
+        seen = simulate(graph, schedule).checked()
+        return Plan(
+            graph_name=graph.name,
+            graph_fingerprint=graph.fingerprint,
+            graph_ops=len(graph.ops),
+            graph_values=len(graph.values),
+            schedule=schedule,
+            figures=Figures.of(problem, solution),
+            recomputed=_recomputed(graph, seen),
+            timeline_bytes=tuple(seen.timeline_bytes[schedule.steps >= 0].tolist()),
+            log=solution.log,
+        )
+
+    def check(self, graph: Graph) -> Simulation:
+        """The oracle's view of the plan on `graph`; raises if it is another graph or the plan does not hold there.
+
+        Times are not part of the fingerprint: the result has those of `graph`.
+        """
+        if graph.fingerprint != self.graph_fingerprint:
+            raise ScheduleError(f"the plan was made for another graph: {self._difference(graph)}")
+        seen = simulate(graph, self.schedule).checked()
+        if seen.peak_bytes > self.figures.budget_bytes:
+            raise ScheduleError(
+                f"the plan does not keep its budget: its peak is {seen.peak_bytes} bytes, "
+                f"the budget {self.figures.budget_bytes}"
+            )
+        if seen.peak_bytes != self.figures.peak_bytes:
+            raise ScheduleError(
+                f"the plan promises a peak of {self.figures.peak_bytes} bytes, but its schedule has "
+                f"{seen.peak_bytes}: it was changed after it was made, solve again"
+            )
+        return seen
+
+    def _difference(self, graph: Graph) -> str:
+        for what, ours, theirs in (
+            ("operators", self.graph_ops, len(graph.ops)),
+            ("values", self.graph_values, len(graph.values)),
+        ):
+            if ours != theirs:
+                return f"{self.graph_name!r} had {ours} {what}, {graph.name!r} has {theirs}"
+        return (
+            f"{self.graph_name!r} and {graph.name!r} have as many operators and values, "
+            "but differ in names, sizes, dependencies or order"
+        )
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the plan as JSON, whole or not at all."""
+        from rematch.files import write_text
+        from rematch.records import to_json
+
+        data = {"format": FORMAT, "version": VERSION, **to_json(self)}
+        write_text(path, json.dumps(data, separators=(",", ":"), allow_nan=False) + "\n")
+
+    @staticmethod
+    def load(path: str | PathLike[str]) -> Plan:
+        """Read what `save` wrote; `FormatError` names what is wrong with the file."""
+        from rematch.files import read_json
+
+        return Plan.from_json(read_json(path), str(path))
+
+    @staticmethod
+    def from_json(data: Any, where: str) -> Plan:
+        """The plan that a file's JSON `data` holds; errors call the file `where`."""
+        from rematch.records import from_json
+
+        if not is_plan(data):
+            raise FormatError(f'{where} is not a plan: it has no "format": "{FORMAT}"; `rematch solve -o` writes plans')
+        if data.get("version") != VERSION:
+            raise FormatError(
+                f"{where} is a plan of version {data.get('version')!r}, this rematch reads version {VERSION}; "
+                "update rematch or solve again"
+            )
+        return from_json(Plan, data, where)
+
+    def __str__(self) -> str:
+        from rematch.report.text import describe_plan
+
+        return describe_plan(self)
+
+
+def _recomputed(graph: Graph, seen: Simulation) -> tuple[Recomputed, ...]:
+    return tuple(
+        Recomputed(
+            name=graph.ops[index].name,
+            module_path=graph.ops[index].module_path,
+            phase=graph.ops[index].phase,
+            extra_runs=int(seen.counts[index]) - 1,
+            extra_seconds=(int(seen.counts[index]) - 1) * graph.ops[index].seconds,
+        )
+        for index in graph.order
+        if seen.counts[index] > 1
+    )

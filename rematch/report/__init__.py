@@ -1,0 +1,1 @@
+"""What a person sees: text for the terminal, progress while solving, pictures."""

@@ -1,0 +1,204 @@
+"""A schedule as a picture: memory over time above, what is computed and kept in each stage below.
+
+`plot_schedule(graph, schedule, "plan.png", budget_bytes=budget)`
+
+Below, a row is a stage (what happens up to and including the next first computation) and a column an operator in
+default order, as in figure 7 of the Checkmate paper. First computations make the diagonal; everything left of it is
+computed again. A grey line says that an output of the operator is kept in memory from stage to stage. matplotlib is
+imported when a picture is drawn.
+"""
+
+from __future__ import annotations
+
+import io
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rematch.budget import format_bytes
+from rematch.errors import FormatError, RematchError
+from rematch.graph import Graph, Phase, Schedule, Simulation, baseline, simulate
+from rematch.graph.model import Bools, Floats, Ints, Longs
+from rematch.plan import extra_pct
+from rematch.report.text import count_of, format_extra, format_seconds
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Two blues for the work that is done anyway and one warm colour for what is added: apart in hue and in lightness, so
+# that they stay apart for colour-blind readers and in grey (colours of Okabe and Ito).
+_FORWARD, _BACKWARD, _AGAIN = "#56B4E9", "#0072B2", "#D55E00"
+_BEFORE, _BUDGET, _KEPT, _INK = "#9AA3AB", "#1A1A1A", "#C3CAD1", "#30363C"
+_SMALLEST_MARK_POINTS = 1.6  # thinner marks vanish when thousands of operators share the width
+_LEGEND_MARK_POINTS = 6.0
+_MATRIX_POINTS = 72 * 6.5  # about the width of the matrix on the page
+_BYTES_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "bytes"))
+_SECONDS_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
+_FORMATS = ("png", "svg", "pdf")
+
+
+def plot_schedule(
+    graph: Graph, schedule: Schedule | None, path: str | PathLike[str], *, budget_bytes: int | None = None
+) -> None:
+    """Draw `schedule`, or the one without recomputation if None, to a .png, .svg or .pdf file, whole or not at all."""
+    file_format = picture_format(path)
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise RematchError("drawing needs matplotlib; install it with: pip install 'rematch[plot]'") from error
+    from rematch.files import write_bytes
+
+    drawn = baseline(graph) if schedule is None else schedule
+    seen = simulate(graph, drawn).checked()
+    figure = Figure(figsize=(9, 10.5), layout="constrained")
+    memory, matrix = figure.subplots(2, 1, height_ratios=(1, 2.2))
+    _draw_memory(memory, graph, drawn, seen, budget_bytes)
+    _draw_matrix(matrix, graph, drawn)
+    for axes in (memory, matrix):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(colors=_INK, labelsize=9)
+    picture = io.BytesIO()
+    figure.savefig(picture, format=file_format, dpi=150)
+    write_bytes(path, picture.getvalue())
+
+
+def picture_format(path: str | PathLike[str]) -> str:
+    """`picture_format("plan.png") == "png"`; `FormatError` for a name that is no picture's."""
+    found = Path(path).suffix.lower().lstrip(".")
+    if found not in _FORMATS:
+        raise FormatError(f"cannot draw {path}: its name should end in {', '.join('.' + known for known in _FORMATS)}")
+    return found
+
+
+def _draw_memory(axes: Axes, graph: Graph, schedule: Schedule, seen: Simulation, budget_bytes: int | None) -> None:
+    """The schedule's memory while it runs, over the profile without recomputation and under the budget."""
+    before = simulate(graph, baseline(graph))
+    byte_scale, byte_unit = _unit(_BYTES_UNITS, before.peak_bytes)
+    time_scale, time_unit = _unit(_SECONDS_UNITS, seen.seconds)
+    before_edges, before_levels = _profile(graph, baseline(graph), before)
+    edges, levels = _profile(graph, schedule, seen)
+    _draw_profile(axes, before_levels / byte_scale, before_edges / time_scale, _BEFORE, "without recomputation")
+    if not np.array_equal(schedule.ops, baseline(graph).ops):
+        _draw_profile(axes, levels / byte_scale, edges / time_scale, _BACKWARD, "this schedule")
+        _mark_recomputation(axes, schedule, edges / time_scale)
+    if budget_bytes is not None:
+        label = f"budget {format_bytes(budget_bytes)}"
+        axes.axhline(budget_bytes / byte_scale, color=_BUDGET, lw=1.2, ls=(0, (5, 3)), label=label)
+    axes.set_xlim(0, max(edges[-1], before_edges[-1]) / time_scale or 1)
+    axes.set_ylim(0, 1.05 * max(before.peak_bytes, seen.peak_bytes, budget_bytes or 0) / byte_scale or 1)
+    axes.set_ylabel(f"memory ({byte_unit})", color=_INK)
+    axes.set_xlabel(f"time ({time_unit})", color=_INK)
+    axes.set_title(_title(graph, schedule, seen, before), loc="left", fontsize=11, color=_INK, pad=28)
+    _legend(axes)
+
+
+def _legend(axes: Axes, markerscale: float = 1.0) -> None:
+    """One row above the axes, where it hides nothing."""
+    axes.legend(
+        loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=4,
+        frameon=False, fontsize=9, labelcolor=_INK, markerscale=markerscale,
+    )  # fmt: skip
+
+
+def _title(graph: Graph, schedule: Schedule, seen: Simulation, before: Simulation) -> str:
+    what = f"{graph.name or 'graph'}: {count_of(len(graph.ops), 'operator')}, peak {format_bytes(seen.peak_bytes)}"
+    extra = len(schedule.ops) - len(graph.ops)
+    if extra == 0:
+        return f"{what}, {format_seconds(seen.seconds)} without recomputation"
+    return (
+        f"{what} instead of {format_bytes(before.peak_bytes)}, {count_of(extra, 'recomputation')}, "
+        f"{format_extra(extra_pct(seen.seconds, graph.baseline_seconds))} time"
+    )
+
+
+def _unit(units: tuple[tuple[float, str], ...], largest: float) -> tuple[float, str]:
+    return next(((scale, unit) for scale, unit in units if largest >= scale), units[-1])
+
+
+def _profile(graph: Graph, schedule: Schedule, seen: Simulation) -> tuple[Floats, Floats]:
+    """When each computation starts and ends, and the memory while it runs."""
+    ends = np.cumsum(graph.arrays.seconds[schedule.ops])
+    levels = seen.timeline_bytes[schedule.steps >= 0].astype(np.float64)
+    return np.concatenate(([0.0], ends)), levels
+
+
+def _draw_profile(axes: Axes, levels: Floats, edges: Floats, colour: str, label: str) -> None:
+    axes.stairs(levels, edges, fill=True, color=colour, alpha=0.3, lw=0)
+    axes.stairs(levels, edges, color=colour, lw=1.2, label=label)
+
+
+def _mark_recomputation(axes: Axes, schedule: Schedule, edges: Floats) -> None:
+    """A warm strip along the time axis wherever an operator runs again."""
+    again = ~_first_runs(schedule.ops)
+    spans = [(start, end - start) for start, end in zip(edges[:-1][again], edges[1:][again], strict=True)]
+    axes.broken_barh(
+        spans, (0, 0.025), transform=axes.get_xaxis_transform(), color=_AGAIN, lw=0.4, label="computed again"
+    )
+
+
+def _first_runs(ops: Ints) -> Bools:
+    """Which entries of a sequence of operators are the first of their kind."""
+    first = np.zeros(len(ops), dtype=np.bool_)
+    first[np.unique(ops, return_index=True)[1]] = True
+    return first
+
+
+def _draw_matrix(axes: Axes, graph: Graph, schedule: Schedule) -> None:
+    """Stages downwards, operators to the right: what is computed for the first time, computed again, and kept."""
+    from matplotlib.collections import LineCollection
+
+    ops = schedule.ops
+    first = _first_runs(ops)
+    column = graph.arrays.position[ops]
+    stage: Longs = np.cumsum(first) - first  # a stage ends with the first computation it is named by
+    cell = 0.85 * _MATRIX_POINTS / max(1, len(graph.ops))
+    mark = max(_SMALLEST_MARK_POINTS, cell)
+    # Lines are never widened: where columns are thinner than a pixel, their grey shows how many are kept.
+    lines = LineCollection(_kept(graph, schedule), colors=_KEPT, linewidths=cell, capstyle="butt", zorder=1)
+    axes.add_collection(lines)
+    backward = np.array([graph.ops[op].phase is not Phase.FORWARD for op in ops], dtype=np.bool_)
+    for chosen, colour, label in (
+        (first & ~backward, _FORWARD, "forward"),
+        (first & backward, _BACKWARD, "loss and backward"),
+        (~first, _AGAIN, "computed again"),
+    ):
+        if chosen.any():
+            axes.scatter(column[chosen], stage[chosen], s=mark**2, c=colour, marker="s", lw=0, label=label, zorder=2)
+    axes.plot([], [], color=_KEPT, lw=4, label="kept in memory")
+    last = max(1, len(graph.ops))
+    axes.set_xlim(-0.02 * last - 0.5, 1.01 * last)
+    axes.set_ylim(1.01 * last, -0.02 * last - 0.5)
+    axes.set_xlabel("operator, in default order", color=_INK)
+    axes.set_ylabel("stage", color=_INK)
+    _legend(axes, markerscale=_LEGEND_MARK_POINTS / mark)
+
+
+def _kept(graph: Graph, schedule: Schedule) -> list[list[tuple[float, float]]]:
+    """A line for each stretch of stages through which a value stays in memory, at its producer's column."""
+    a = graph.arrays
+    since: dict[int, int] = {}
+    lines = []
+    row = 0  # the stage of the last computation
+    done: set[int] = set()
+
+    def end(value: int) -> None:
+        if row > since[value]:
+            x = float(a.position[a.producer[value]])
+            lines.append([(x, float(since[value])), (x, row + 0.5)])
+
+    for step in schedule.steps.tolist():
+        if step < 0:
+            end(~step)
+            del since[~step]
+            continue
+        row = len(done)
+        done.add(step)
+        for value in a.outputs[a.outputs_ptr[step] : a.outputs_ptr[step + 1]].tolist():
+            if value in since:
+                end(value)
+            since[value] = row
+    for value in since:
+        end(value)
+    return lines

@@ -1,0 +1,217 @@
+"""Graphs, plans and failed searches in a few lines for the terminal.
+
+`print(describe_plan(plan))`
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from rematch.budget import format_bytes
+from rematch.graph import Graph, Phase, baseline, simulate
+from rematch.plan import Figures, Plan, Recomputed
+from rematch.solvers.base import Status
+
+_BARS = "▁▂▃▄▅▆▇█"
+_SPARKLINE_WIDTH = 60
+_GROUPS_SHOWN = 8
+_SECONDS_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
+
+
+def format_seconds(seconds: float) -> str:
+    """`format_seconds(0.00123) == "1.23 ms"`"""
+    scale, unit = next(
+        ((scale, unit) for scale, unit in _SECONDS_UNITS if abs(seconds) >= scale), _SECONDS_UNITS[-1 if seconds else 0]
+    )
+    amount = seconds / scale
+    return f"{amount:,.0f} {unit}" if abs(amount) >= 1000 else f"{amount:.3g} {unit}"
+
+
+def format_extra(pct: float | None) -> str:
+    """`format_extra(2.9) == "+2.90 %"`: extra time, in per cent of the time without recomputation."""
+    return "unknown" if pct is None else f"+{abs(pct):.2f} %"
+
+
+def count_of(count: int, noun: str) -> str:
+    """`count_of(1204, "operator") == "1,204 operators"`"""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def sparkline(levels: Sequence[int], top: int, width: int = _SPARKLINE_WIDTH) -> str:
+    """`levels` as one line of bars, each the highest of its share; a bar at full height is `top`."""
+    if not levels or top <= 0:
+        return ""
+    edges = np.linspace(0, len(levels), min(width, len(levels)) + 1).astype(int)
+    highest = np.maximum.reduceat(np.asarray(levels), edges[:-1])
+    return "".join(_BARS[min(len(_BARS) - 1, int(level * len(_BARS) / top))] for level in highest)
+
+
+def describe_graph(graph: Graph) -> str:
+    """What is in a graph, what it needs without recomputation, and the least it can need."""
+    seen = simulate(graph, baseline(graph))
+    a = graph.arrays
+    made = _by_phase(graph, lambda ops: format_bytes(_output_bytes(graph, ops)))
+    spent = _by_phase(graph, lambda ops: format_seconds(float(a.seconds[ops].sum())))
+    rows = [
+        ("operators", f"{len(graph.ops):,}", _by_phase(graph, lambda ops: f"{len(ops):,}")),
+        ("values", f"{len(graph.values):,}", _roles(graph)),
+        ("sizes", format_bytes(int(a.size.sum())), made),
+        ("time", format_seconds(graph.baseline_seconds), spent),
+        ("peak", format_bytes(seen.peak_bytes), f"without recomputation{_peak_place(graph, seen.peak_step)}"),
+    ]
+    if graph.ops:
+        largest = graph.ops[int(np.argmax(graph.op_bytes))].name
+        share = _share(graph.largest_op_bytes, seen.peak_bytes)
+        floor = f"{share} of the peak: what {largest!r} needs by itself; no budget below it can work"
+        during = seen.timeline_bytes[baseline(graph).steps >= 0]
+        rows.append(("least", format_bytes(graph.largest_op_bytes), floor))
+        rows.append(("memory", sparkline(during.tolist(), seen.peak_bytes), ""))
+    return _table(f"{graph.name or 'graph'}  (fingerprint {graph.fingerprint[:8]})", rows)
+
+
+def _by_phase(graph: Graph, shown: Callable[[list[int]], str]) -> str:
+    members = {phase: [index for index, op in enumerate(graph.ops) if op.phase is phase] for phase in Phase}
+    return ", ".join(f"{phase.value} {shown(ops)}" for phase, ops in members.items() if ops)
+
+
+def _output_bytes(graph: Graph, ops: Iterable[int]) -> int:
+    return sum(graph.values[value].size_bytes for op in ops for value in graph.ops[op].outputs)
+
+
+def _roles(graph: Graph) -> str:
+    roles = {
+        "resident": [index for index, value in enumerate(graph.values) if value.resident],
+        "targets": sorted(graph.targets),
+        "held": sorted(graph.held),
+    }
+    return ", ".join(
+        f"{role} {len(members):,} ({format_bytes(sum(graph.values[index].size_bytes for index in members))})"
+        for role, members in roles.items()
+        if members
+    )
+
+
+def _peak_place(graph: Graph, peak_step: int | None) -> str:
+    if peak_step is None:
+        return ""
+    schedule = baseline(graph)
+    op = graph.ops[schedule.steps[peak_step]]
+    nth = int((schedule.steps[: peak_step + 1] >= 0).sum())
+    return f", while {op.name!r} runs ({op.phase.value}, {nth:,} of {len(graph.ops):,})"
+
+
+def describe_plan(plan: Plan) -> str:
+    """What a plan promises, how good it is known to be, and what it recomputes."""
+    f = plan.figures
+    before = format_bytes(f.baseline_peak_bytes)
+    extra_runs = count_of(sum(entry.extra_runs for entry in plan.recomputed), "extra run")
+    effort = (
+        f"in {format_seconds(f.solve_seconds)}; {len(plan.recomputed):,} of {count_of(plan.graph_ops, 'operator')} "
+        f"recomputed, {extra_runs}"
+    )
+    share = _share(f.budget_bytes, f.baseline_peak_bytes)
+    rows = [
+        ("budget", format_bytes(f.budget_bytes), f"{share} of {before} without recomputation"),
+        ("peak", format_bytes(f.peak_bytes or 0), f"{_share(f.peak_bytes or 0, f.budget_bytes)} of the budget"),
+        ("step", format_extra(f.overhead_pct), _times(f)),
+        ("bound", format_extra(f.lower_bound_pct), _bound(f)),
+        ("by", f.solver, effort),
+        ("memory", sparkline(plan.timeline_bytes, f.baseline_peak_bytes), ""),
+    ]
+    text = _table(f"{plan.graph_name or 'graph'}  (plan for graph {plan.graph_fingerprint[:8]})", rows)
+    return "\n".join([text, *_recomputed_groups(plan.recomputed, f.baseline_seconds)])
+
+
+def _times(f: Figures) -> str:
+    if f.seconds is None:
+        return ""
+    return f"{format_seconds(f.seconds)} instead of {format_seconds(f.baseline_seconds)}"
+
+
+def _bound(f: Figures) -> str:
+    if f.lower_bound_pct is None:
+        return f"solver {f.solver!r} gives none"
+    if f.status is Status.OPTIMAL:
+        return f"optimal: no schedule is faster ({f.bound_scope.value})"
+    return f"at most {f.gap_pct:.2f} points from the fastest schedule ({f.bound_scope.value})"
+
+
+def _recomputed_groups(recomputed: Iterable[Recomputed], baseline_seconds: float) -> list[str]:
+    """The costliest groups of recomputed operators; numbers in names are what tells repeated blocks apart."""
+    groups: dict[str, list[Recomputed]] = defaultdict(list)
+    for entry in recomputed:
+        groups[re.sub(r"\d+", "*", entry.name)].append(entry)
+    cost = {name: sum(entry.extra_seconds for entry in members) for name, members in groups.items()}
+    costliest = sorted(groups, key=lambda name: (-cost[name], name))
+    lines = []
+    for name in costliest[:_GROUPS_SHOWN]:
+        runs = sum(entry.extra_runs for entry in groups[name])
+        share = f"+{100 * cost[name] / baseline_seconds:.2f} %" if baseline_seconds > 0 else ""
+        lines.append(f"    {runs:>6,} x  {share:>9}  {name}")
+    if len(costliest) > _GROUPS_SHOWN:
+        rest = costliest[_GROUPS_SHOWN:]
+        lines.append(f"    and {count_of(len(rest), 'other group')}")
+    return ["  again, costliest first", *lines] if lines else []
+
+
+def describe_demo(graph: Graph, plan: Plan) -> str:
+    """What the step needs without recomputation, then the plan."""
+    schedule = baseline(graph)
+    seen = simulate(graph, schedule)
+    before = format_bytes(seen.peak_bytes)
+    return "\n".join(
+        [
+            f"One training step of {graph.name!r}, {count_of(len(graph.ops), 'operator')}, needs {before}:",
+            f"  memory  {sparkline(seen.timeline_bytes[schedule.steps >= 0].tolist(), seen.peak_bytes)}",
+            "",
+            "In half of that, by computing some operators again:",
+            describe_plan(plan),
+            "",
+            "Next: rematch generate gpt layers=24 -o gpt.json && rematch solve gpt.json --budget 40%",
+        ]
+    )
+
+
+def describe_failure(figures: Figures, graph_name: str) -> str:
+    """One line for a search that has no schedule: what is known, and what to try."""
+    f = figures
+    budget = f"{format_bytes(f.budget_bytes)} ({_share(f.budget_bytes, f.baseline_peak_bytes)} of the peak)"
+    by = f"{f.solver!r} in {format_seconds(f.solve_seconds)}"
+    if f.status is Status.INFEASIBLE:
+        what = f"{graph_name!r} has no schedule within {budget}, proved by {by} ({f.bound_scope.value})"
+    else:
+        what = f"no schedule for {graph_name!r} within {budget} found by {by}, and none ruled out"
+    return "; ".join([what, *_known_limits(f), _what_to_try(f)])
+
+
+def _known_limits(f: Figures) -> list[str]:
+    known = []
+    if f.infeasible_up_to_bytes is not None:
+        known.append(f"nothing fits up to {format_bytes(f.infeasible_up_to_bytes)}")
+    if f.feasible_from_bytes is not None:
+        known.append(f"a schedule is known for {format_bytes(f.feasible_from_bytes)}")
+    return known
+
+
+def _what_to_try(f: Figures) -> str:
+    if f.feasible_from_bytes is not None:
+        return f"try --budget {f.feasible_from_bytes}"
+    if f.status is Status.INFEASIBLE:
+        return "try a larger --budget"
+    return "try a larger --budget, a longer --time-limit or another --solver (rematch solvers)"
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "all"
+
+
+def _table(title: str, rows: Sequence[tuple[str, str, str]]) -> str:
+    """Aligned columns; a cell without a note may be as long as it likes."""
+    label_width = max(len(label) for label, _, _ in rows)
+    cell_width = max(len(cell) for _, cell, note in rows if note)
+    lines = (f"  {label:<{label_width}}  {cell:<{cell_width}}  {note}".rstrip() for label, cell, note in rows)
+    return "\n".join([title, *lines])

@@ -1,0 +1,555 @@
+"""Compiled inner loops of the local search. Import this module only where it is called: it loads numba.
+
+Operators are numbered by their position in the default order, so that operator t first runs in stage t; operator n is
+no real one, it ends the last stage and reads what must be alive at the end. A computation is a *node*: nodes 0..n are
+the first computations, later ones the recomputations, taken from a pool. Each node hangs in two sorted lists, that of
+its operator (by stage) and that of its stage (by operator), so that a stage is its recomputations in topological order
+and then its first computation.
+
+A computation makes one *copy* of each output; `until[node, slot]` is the last stage that reads the copy, or -1. A copy
+is read by every computation of a reader from its own stage until its producer runs again. Held values are the
+exception: the copy made last before the loss stays to the end, and a later one is only alive while its operator runs.
+
+Memory is kept per stage: `peak[t]` is the most that is alive while stage t lasts, `inside[t]` how much of that comes on
+top of what is alive when it begins. `add` and `remove` are exact and undo each other; they leave the stages whose inside
+changed on a list, which `settle` goes through once per move.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+# Columns of `State.nodes`.
+STAGE, OP, OP_PREV, OP_NEXT, STAGE_PREV, STAGE_NEXT, PLACE = range(7)
+NODE_COLUMNS = 7
+# Entries of `State.counters`.
+RECOMPUTED, COST, EXCESS, DIRTY, STAMP, JOURNAL, BEST_COST, BEST_COUNT, SEEN_FEASIBLE, SEEN = range(10)
+COUNTERS = 10
+# Entries of `State.levels`.
+TEMPERATURE, WEIGHT, COST_LIMIT = range(3)
+LEVELS = 3
+
+NO_BEST = np.int64(2**62)
+MOST_ADDED_PER_MOVE = 400
+JOURNAL_ROWS = 4096
+
+
+inner = njit(cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)  # called from compiled code only
+
+
+class Model(NamedTuple):
+    """The problem. Lists are compressed rows: the list of i is `x[x_ptr[i]:x_ptr[i + 1]]`."""
+
+    inputs_ptr: np.ndarray
+    inputs: np.ndarray
+    outputs_ptr: np.ndarray
+    outputs: np.ndarray
+    users_ptr: np.ndarray
+    users: np.ndarray
+    producer: np.ndarray  # per value
+    slot: np.ndarray  # per value, its place among its producer's outputs
+    size: np.ndarray  # per value, bytes
+    held_from: np.ndarray  # per value, the last stage whose copy can be replaced: the loss for held values, else n
+    workspace: np.ndarray  # per operator, bytes
+    cost: np.ndarray  # per operator, integer units of time, so that undoing is exact
+    last_stage: np.ndarray  # per operator
+    budget: np.ndarray  # one entry, bytes beside what is resident
+
+
+class State(NamedTuple):
+    """Where the search is. All entries change in place."""
+
+    nodes: np.ndarray
+    until: np.ndarray
+    pool: np.ndarray  # the recomputations in use, then the free nodes
+    peak: np.ndarray  # per stage, bytes
+    inside: np.ndarray  # per stage, its peak less what is alive when it begins
+    dirty: np.ndarray  # stages to settle
+    is_dirty: np.ndarray
+    mark: np.ndarray  # per value
+    journal: np.ndarray  # (stage, operator, added) of the current move
+    stack: np.ndarray
+    best: np.ndarray  # (stage, operator) of the best set within the budget
+    counters: np.ndarray
+    levels: np.ndarray
+    random: np.ndarray
+
+
+@inner
+def draw(random, bound):
+    """A whole number from 0 to bound - 1 (xorshift)."""
+    x = random[0]
+    x ^= x << np.uint64(13)
+    x ^= x >> np.uint64(7)
+    x ^= x << np.uint64(17)
+    random[0] = x
+    return (np.int64(x >> np.uint64(33)) * bound) >> 31
+
+
+@inner
+def chance(random):
+    """A number from 0 up to 1."""
+    return draw(random, 1 << 30) / (1 << 30)
+
+
+@inner
+def copy_at(m, s, value, stage):
+    """The node whose copy of `value` is the one to read in `stage`."""
+    limit = min(stage, m.held_from[value])
+    node = m.producer[value]
+    following = s.nodes[node, OP_NEXT]
+    while following >= 0 and s.nodes[following, STAGE] <= limit:
+        node = following
+        following = s.nodes[node, OP_NEXT]
+    return node
+
+
+@inner
+def last_read(m, s, value, first, end):
+    """The last stage in [first, end) that reads `value`, or -1."""
+    latest = -1
+    for i in range(m.users_ptr[value], m.users_ptr[value + 1]):
+        node = m.users[i]
+        while node >= 0 and s.nodes[node, STAGE] < end:
+            if s.nodes[node, STAGE] > latest:
+                latest = s.nodes[node, STAGE]
+            node = s.nodes[node, OP_NEXT]
+    return latest if latest >= first else -1
+
+
+@inner
+def next_read(m, s, value, after):
+    """The first stage later than `after` that reads `value`, or n + 1."""
+    first = len(s.peak)
+    for i in range(m.users_ptr[value], m.users_ptr[value + 1]):
+        node = m.users[i]
+        while node >= 0:
+            stage = s.nodes[node, STAGE]
+            if stage > after:
+                first = min(first, stage)
+                break
+            node = s.nodes[node, OP_NEXT]
+    return first
+
+
+@inner
+def shift(m, s, first, last, change):
+    """Add `change` bytes to what is alive at the start of stages first..last."""
+    budget = m.budget[0]
+    excess = 0
+    peaks = s.peak[first : last + 1]  # a slice, and loops from 0, so that the compiler can use vector instructions
+    for i in range(len(peaks)):
+        before = peaks[i] - budget
+        after = before + change
+        peaks[i] += change
+        excess += max(after, 0) - max(before, 0)
+    s.counters[EXCESS] += excess
+
+
+@inner
+def touch(s, stage):
+    """Put `stage` on the list of stages to settle."""
+    if not s.is_dirty[stage]:
+        s.is_dirty[stage] = True
+        s.dirty[s.counters[DIRTY]] = stage
+        s.counters[DIRTY] += 1
+
+
+@njit(cache=True)
+def settle(m, s):
+    """Find the peaks of the stages on the list again, walking each from its end to its start."""
+    budget = m.budget[0]
+    for place in range(s.counters[DIRTY]):
+        stage = s.dirty[place]
+        s.is_dirty[stage] = False
+        s.counters[STAMP] += 1
+        stamp = s.counters[STAMP]
+        memory = 0  # beside what is alive when the stage ends
+        most = 0
+        node = np.int32(stage)
+        while node >= 0:
+            op = s.nodes[node, OP]
+            made = 0
+            doubled = 0
+            first = m.outputs_ptr[op]
+            for i in range(first, m.outputs_ptr[op + 1]):
+                value = m.outputs[i]
+                if stage > m.held_from[value]:
+                    doubled += m.size[value]  # the copy of the time of the loss is alive beside this one
+                    continue
+                made += m.size[value]
+                if s.until[node, i - first] <= stage and s.mark[value] != stamp:
+                    memory += m.size[value]
+            for i in range(m.inputs_ptr[op], m.inputs_ptr[op + 1]):
+                value = m.inputs[i]
+                if s.mark[value] != stamp:
+                    s.mark[value] = stamp
+                    if s.until[copy_at(m, s, value, stage), m.slot[value]] <= stage:
+                        memory += m.size[value]
+            most = max(most, memory + m.workspace[op] + doubled)
+            memory -= made
+            node = s.nodes[node, STAGE_PREV]
+        before = s.peak[stage]
+        after = before - s.inside[stage] + most - memory
+        s.peak[stage] = after
+        s.inside[stage] = most - memory
+        s.counters[EXCESS] += max(after - budget, 0) - max(before - budget, 0)
+    s.counters[DIRTY] = 0
+
+
+@inner
+def link(s, stage, op):
+    """Take a node from the pool and hang it into both lists."""
+    node = s.pool[s.counters[RECOMPUTED]]
+    s.nodes[node, PLACE] = s.counters[RECOMPUTED]
+    s.counters[RECOMPUTED] += 1
+    s.nodes[node, STAGE] = stage
+    s.nodes[node, OP] = op
+    before = np.int32(op)
+    following = s.nodes[before, OP_NEXT]
+    while following >= 0 and s.nodes[following, STAGE] < stage:
+        before = following
+        following = s.nodes[before, OP_NEXT]
+    s.nodes[before, OP_NEXT] = node
+    s.nodes[node, OP_PREV] = before
+    s.nodes[node, OP_NEXT] = following
+    if following >= 0:
+        s.nodes[following, OP_PREV] = node
+    following = np.int32(stage)
+    before = s.nodes[following, STAGE_PREV]
+    while before >= 0 and s.nodes[before, OP] > op:
+        following = before
+        before = s.nodes[following, STAGE_PREV]
+    s.nodes[following, STAGE_PREV] = node
+    s.nodes[node, STAGE_NEXT] = following
+    s.nodes[node, STAGE_PREV] = before
+    if before >= 0:
+        s.nodes[before, STAGE_NEXT] = node
+    return node
+
+
+@inner
+def unlink(s, node):
+    """Take a node out of both lists, back to the pool."""
+    before, following = s.nodes[node, OP_PREV], s.nodes[node, OP_NEXT]
+    s.nodes[before, OP_NEXT] = following
+    if following >= 0:
+        s.nodes[following, OP_PREV] = before
+    before, following = s.nodes[node, STAGE_PREV], s.nodes[node, STAGE_NEXT]
+    s.nodes[following, STAGE_PREV] = before
+    if before >= 0:
+        s.nodes[before, STAGE_NEXT] = following
+    s.counters[RECOMPUTED] -= 1
+    place, last = s.nodes[node, PLACE], s.pool[s.counters[RECOMPUTED]]
+    s.pool[place] = last
+    s.nodes[last, PLACE] = place
+    s.pool[s.counters[RECOMPUTED]] = node
+
+
+@inner
+def add(m, s, stage, op):
+    """Compute `op` again in `stage`, where it is not yet. Returns its node."""
+    node = link(s, stage, op)
+    earlier = s.nodes[node, OP_PREV]
+    born = s.nodes[earlier, STAGE]
+    first = m.outputs_ptr[op]
+    for i in range(first, m.outputs_ptr[op + 1]):
+        value = m.outputs[i]
+        end = s.until[earlier, i - first]
+        s.until[node, i - first] = -1
+        if end < stage or stage > m.held_from[value]:
+            continue
+        s.until[node, i - first] = end  # the reads from here on are of the new copy
+        read = last_read(m, s, value, born, stage)
+        s.until[earlier, i - first] = read
+        shift(m, s, max(read, born) + 1, stage, -m.size[value])
+        touch(s, max(read, born))
+    for i in range(m.inputs_ptr[op], m.inputs_ptr[op + 1]):
+        value = m.inputs[i]
+        source, slot = copy_at(m, s, value, stage), m.slot[value]
+        if s.until[source, slot] < stage:
+            end = max(s.until[source, slot], s.nodes[source, STAGE])
+            s.until[source, slot] = stage
+            shift(m, s, end + 1, stage, m.size[value])
+            touch(s, end)
+    touch(s, stage)
+    s.counters[COST] += m.cost[op]
+    return node
+
+
+@inner
+def remove(m, s, node):
+    """Leave out one recomputation: what read its outputs reads the copies before."""
+    stage, op, earlier = s.nodes[node, STAGE], s.nodes[node, OP], s.nodes[node, OP_PREV]
+    unlink(s, node)
+    for i in range(m.inputs_ptr[op], m.inputs_ptr[op + 1]):
+        value = m.inputs[i]
+        source, slot = copy_at(m, s, value, stage), m.slot[value]
+        if s.until[source, slot] == stage:
+            read = last_read(m, s, value, s.nodes[source, STAGE], stage + 1)
+            s.until[source, slot] = read
+            end = max(read, s.nodes[source, STAGE])
+            shift(m, s, end + 1, stage, -m.size[value])
+            touch(s, end)
+    first = m.outputs_ptr[op]
+    for i in range(first, m.outputs_ptr[op + 1]):
+        value = m.outputs[i]
+        if s.until[node, i - first] >= 0:
+            end = max(s.until[earlier, i - first], s.nodes[earlier, STAGE])
+            s.until[earlier, i - first] = s.until[node, i - first]
+            shift(m, s, end + 1, stage, m.size[value])
+            touch(s, end)
+    touch(s, stage)
+    s.counters[COST] -= m.cost[op]
+
+
+@inner
+def node_at(s, stage, op):
+    """The node of `op` in `stage`, or -1."""
+    node = np.int32(op)
+    while node >= 0 and s.nodes[node, STAGE] < stage:
+        node = s.nodes[node, OP_NEXT]
+    return node if node >= 0 and s.nodes[node, STAGE] == stage else np.int32(-1)
+
+
+@inner
+def toggle(m, s, stage, op, adding):
+    """Add or remove a recomputation and write it down for `undo`."""
+    row = s.counters[JOURNAL]
+    s.journal[row, 0] = stage
+    s.journal[row, 1] = op
+    s.journal[row, 2] = adding
+    s.counters[JOURNAL] = row + 1
+    if adding:
+        return add(m, s, stage, op)
+    node = node_at(s, stage, op)
+    remove(m, s, node)
+    return node
+
+
+@inner
+def undo(m, s):
+    """Take the current move back, step by step."""
+    for row in range(s.counters[JOURNAL] - 1, -1, -1):
+        stage, op = s.journal[row, 0], s.journal[row, 1]
+        if s.journal[row, 2]:
+            remove(m, s, node_at(s, stage, op))
+        else:
+            add(m, s, stage, op)
+    s.counters[JOURNAL] = 0
+
+
+@inner
+def is_unread(m, s, node):
+    """Whether `node` is a recomputation whose outputs nobody reads."""
+    if node < len(s.peak):
+        return False
+    op = s.nodes[node, OP]
+    for slot in range(m.outputs_ptr[op + 1] - m.outputs_ptr[op]):
+        if s.until[node, slot] >= 0:
+            return False
+    return True
+
+
+@inner
+def has_room(s):
+    return s.counters[JOURNAL] < JOURNAL_ROWS - 8 and s.counters[RECOMPUTED] < len(s.pool) - 8
+
+
+@inner
+def prune(m, s, node):
+    """Remove `node`, and then what only it needed."""
+    s.stack[0] = node
+    height = 1
+    while height > 0:
+        height -= 1
+        node = s.stack[height]
+        stage, op = s.nodes[node, STAGE], s.nodes[node, OP]
+        if s.counters[JOURNAL] >= JOURNAL_ROWS - 8:
+            return
+        toggle(m, s, stage, op, False)
+        for i in range(m.inputs_ptr[op], m.inputs_ptr[op + 1]):
+            source = copy_at(m, s, m.inputs[i], stage)
+            if is_unread(m, s, source):
+                waiting = False
+                for j in range(height):
+                    waiting |= s.stack[j] == source
+                if not waiting and height < len(s.stack):
+                    s.stack[height] = source
+                    height += 1
+
+
+@inner
+def recompute(m, s, stage, op, around, deep, shallow, most):
+    """Compute `op` again in `stage`, and with it inputs that are no longer there.
+
+    An input that would have to stay alive through stage `around` is recomputed too with probability `deep`, one that
+    would only have to live longer with probability `shallow`; else it is kept.
+    """
+    s.stack[0] = op
+    height = 1
+    added = 0
+    while height > 0:
+        height -= 1
+        op = s.stack[height]
+        if node_at(s, stage, op) >= 0 or not has_room(s):
+            continue
+        added += 1
+        if added > most or s.counters[COST] + m.cost[op] > s.levels[COST_LIMIT]:
+            s.levels[COST_LIMIT] = -1.0
+            return
+        for i in range(m.inputs_ptr[op], m.inputs_ptr[op + 1]):
+            value = m.inputs[i]
+            source = copy_at(m, s, value, stage)
+            end = max(s.until[source, m.slot[value]], s.nodes[source, STAGE])
+            maker = m.producer[value]
+            if end >= stage or stage > m.last_stage[maker] or stage > m.held_from[value]:
+                continue
+            if chance(s.random) < (deep if end < around else shallow) and height < len(s.stack):
+                s.stack[height] = maker
+                height += 1
+        node = toggle(m, s, stage, op, True)
+        earlier = s.nodes[node, OP_PREV]
+        if is_unread(m, s, earlier):
+            toggle(m, s, s.nodes[earlier, STAGE], op, False)
+
+
+@inner
+def crowded_stage(m, s):
+    """A stage over the budget, the next from a random one on; a random stage if there is none."""
+    stages = len(s.peak)
+    start = draw(s.random, stages)
+    if s.counters[EXCESS] > 0:
+        for stage in range(start, stages):
+            if s.peak[stage] > m.budget[0]:
+                return stage
+        for stage in range(start):
+            if s.peak[stage] > m.budget[0]:
+                return stage
+    return start
+
+
+@inner
+def evict(m, s, stage, rivals):
+    """Free a value that is idle in `stage` and compute it again before its next use.
+
+    Of up to `rivals` candidates found at random, the one with most bytes x stages per cost. Returns whether any was found.
+    """
+    best_score = -1.0
+    best_op = np.int32(-1)
+    best_stage = 0
+    for _ in range(40):
+        if rivals == 0:
+            break
+        value = m.outputs[draw(s.random, len(m.outputs))]
+        op = m.producer[value]
+        if m.last_stage[op] <= stage or op >= stage or m.size[value] == 0:
+            continue
+        node = copy_at(m, s, value, stage)
+        if s.until[node, m.slot[value]] <= stage or s.nodes[node, STAGE] >= stage:
+            continue
+        read = last_read(m, s, value, s.nodes[node, STAGE], stage + 1)
+        if read == stage:
+            continue
+        following = next_read(m, s, value, stage)
+        if following > m.last_stage[op] or following > m.held_from[value]:
+            continue
+        rivals -= 1
+        idle = following - max(read, s.nodes[node, STAGE])
+        score = m.size[value] * idle / (m.cost[op] + 1.0)
+        if score > best_score:
+            best_score, best_op, best_stage = score, op, following
+    if best_op < 0:
+        return False
+    deep = (0.5, 0.9, 1.0)[draw(s.random, 3)]
+    shallow = (0.0, 0.3, 0.9)[draw(s.random, 3)]
+    recompute(m, s, best_stage, best_op, stage, deep, shallow, 1 << draw(s.random, 9))
+    return True
+
+
+@inner
+def move_elsewhere(m, s, node):
+    """Run a recomputation in another stage: past its first use, or where its inputs are at hand, or nearby."""
+    stage, op = s.nodes[node, STAGE], s.nodes[node, OP]
+    kind = draw(s.random, 3)
+    target = stage
+    if kind == 0:
+        value = m.outputs[m.outputs_ptr[op] + draw(s.random, m.outputs_ptr[op + 1] - m.outputs_ptr[op])]
+        target = next_read(m, s, value, stage)
+    elif kind == 1 and m.inputs_ptr[op + 1] > m.inputs_ptr[op]:
+        value = m.inputs[m.inputs_ptr[op] + draw(s.random, m.inputs_ptr[op + 1] - m.inputs_ptr[op])]
+        target = s.nodes[copy_at(m, s, value, stage), STAGE]
+    else:
+        target = stage + draw(s.random, 17) - 8
+    if target <= op or target > m.last_stage[op] or node_at(s, target, op) >= 0:
+        return
+    toggle(m, s, stage, op, False)
+    recompute(m, s, target, op, target, 0.0, 0.3, 4)
+
+
+@inner
+def propose(m, s):
+    """Make one random move."""
+    count = s.counters[RECOMPUTED]
+    lot = draw(s.random, 100)
+    crowded = s.counters[EXCESS] > 0
+    if count == 0 or lot < (50 if crowded else 10):
+        evict(m, s, crowded_stage(m, s), 1 + draw(s.random, 3))
+        return
+    node = s.pool[draw(s.random, count)]
+    if lot < 70:
+        prune(m, s, node)
+    elif lot < 85 and m.outputs_ptr[s.nodes[node, OP] + 1] > m.outputs_ptr[s.nodes[node, OP]]:
+        move_elsewhere(m, s, node)
+    else:
+        prune(m, s, node)
+        settle(m, s)
+        evict(m, s, crowded_stage(m, s), 1 + draw(s.random, 3))
+
+
+@inner
+def keep_best(s):
+    count = s.counters[RECOMPUTED]
+    for place in range(count):
+        node = s.pool[place]
+        s.best[place, 0] = s.nodes[node, STAGE]
+        s.best[place, 1] = s.nodes[node, OP]
+    s.counters[BEST_COUNT] = count
+    s.counters[BEST_COST] = s.counters[COST]
+
+
+@njit(cache=True)
+def anneal(m, s, moves):
+    """Try `moves` random moves at the temperature and the weight of excess memory in `levels`."""
+    temperature, weight = s.levels[TEMPERATURE], s.levels[WEIGHT]
+    for _ in range(moves):
+        cost, excess = s.counters[COST], s.counters[EXCESS]
+        s.counters[JOURNAL] = 0
+        slack = -temperature * np.log(chance(s.random) + 1e-12)  # Metropolis: how much worse this move may be
+        s.levels[COST_LIMIT] = cost + weight * excess + slack
+        propose(m, s)
+        hopeless = s.levels[COST_LIMIT] < 0
+        if not hopeless:
+            settle(m, s)
+        if hopeless or (s.counters[COST] - cost) + weight * (s.counters[EXCESS] - excess) > slack:
+            undo(m, s)
+            settle(m, s)
+        s.counters[SEEN] += 1
+        if s.counters[EXCESS] == 0:
+            s.counters[SEEN_FEASIBLE] += 1
+            if s.counters[COST] < s.counters[BEST_COST]:
+                keep_best(s)
+
+
+@njit(cache=True)
+def load(m, s, chosen):
+    """Make `chosen`, rows of (stage, operator), the current set of recomputations."""
+    while s.counters[RECOMPUTED] > 0:
+        remove(m, s, s.pool[s.counters[RECOMPUTED] - 1])
+    for row in range(len(chosen)):
+        if node_at(s, chosen[row, 0], chosen[row, 1]) < 0:
+            add(m, s, chosen[row, 0], chosen[row, 1])
+    settle(m, s)

@@ -1,0 +1,76 @@
+"""Compiled inner loop of the greedy solver."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+
+@njit(cache=True)
+def largest_saving(
+    sequence, at, inputs_ptr, inputs, outputs_ptr, outputs, size, seconds, producer,
+    position, last_stage, target, held, loss,
+):  # fmt: skip
+    """The operator to compute again so that least memory is held while `sequence[at]` runs, and where to insert it.
+
+    Returns (-1, -1) where no recomputation saves anything.
+    """
+    end = len(sequence)
+    next_use = np.full(len(size), end + 1, dtype=np.int64)  # end + 1: not needed again before it is recomputed
+    for value in range(len(size)):
+        if target[value] or held[value]:
+            next_use[value] = end
+    stage = np.empty(end + 1, dtype=np.int64)  # the first computation each entry belongs to
+    first_seen = np.zeros(len(seconds), dtype=np.bool_)
+    front = 0
+    for index in range(end):
+        op = sequence[index]
+        stage[index] = front
+        if not first_seen[op]:
+            first_seen[op] = True
+            front = position[op] + 1
+    stage[end] = front
+    after_loss = loss >= 0
+    for index in range(end - 1, at, -1):
+        op = sequence[index]
+        if op == loss:
+            after_loss = False
+            for value in range(len(size)):
+                if held[value]:
+                    next_use[value] = index
+        for i in range(outputs_ptr[op], outputs_ptr[op + 1]):
+            next_use[outputs[i]] = index if after_loss and held[outputs[i]] else end + 1
+        for i in range(inputs_ptr[op], inputs_ptr[op + 1]):
+            next_use[inputs[i]] = index
+    computed_in = np.full(len(seconds), -1, dtype=np.int64)  # the stage in which an operator last ran
+    loss_done = False
+    for index in range(at):
+        computed_in[sequence[index]] = stage[index]
+        loss_done |= sequence[index] == loss
+    running = sequence[at]
+    touched = np.zeros(len(size), dtype=np.bool_)
+    for i in range(inputs_ptr[running], inputs_ptr[running + 1]):
+        touched[inputs[i]] = True
+    for i in range(outputs_ptr[running], outputs_ptr[running + 1]):
+        touched[outputs[i]] = True
+
+    best_op, best_before, best_saving, best_seconds = -1, -1, 0, 0.0
+    for value in range(len(size)):
+        before = next_use[value]
+        op = producer[value]
+        if op < 0 or touched[value] or before > end or (held[value] and (loss_done or running == loss)):
+            continue
+        if not 0 <= computed_in[op] < stage[before] <= last_stage[op]:  # at most once a stage, so that the walk ends
+            continue
+        saving = 0
+        for i in range(outputs_ptr[op], outputs_ptr[op + 1]):
+            other = outputs[i]
+            if not touched[other] and before <= next_use[other] <= end and not held[other]:
+                saving += size[other]
+        for i in range(inputs_ptr[op], inputs_ptr[op + 1]):
+            other = inputs[i]
+            if next_use[other] > end and not touched[other]:  # dead by now: it would be held for this recomputation
+                saving -= size[other]
+        if saving > best_saving or (saving == best_saving > 0 and seconds[op] < best_seconds):
+            best_op, best_before, best_saving, best_seconds = op, before, saving, seconds[op]
+    return best_op, best_before

@@ -1,0 +1,135 @@
+"""What is printed: numbers, bars, summaries and failures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rematch.graph import Graph, Op, Phase, Schedule, Value, baseline, simulate
+from rematch.graph.generators import chain
+from rematch.plan import Figures, Plan, Recomputed
+from rematch.report.text import (
+    describe_demo,
+    describe_failure,
+    describe_graph,
+    describe_plan,
+    format_extra,
+    format_seconds,
+    sparkline,
+)
+from rematch.solvers.base import BoundScope, Problem, Solution, Status
+
+
+def recomputing_plan(graph: Graph) -> Plan:
+    order = list(graph.order)
+    loss = order.index(graph.loss)
+    schedule = Schedule.from_ops(graph, [*order[: loss + 1], 0, 1, *order[loss + 1 :]])
+    problem = Problem(graph, 2 * simulate(graph, baseline(graph)).peak_bytes)
+    solution = Solution(schedule, Status.FEASIBLE, "by hand", lower_bound_seconds=graph.baseline_seconds)
+    return Plan.from_solution(problem, solution)
+
+
+def failure(status: Status, **known: int) -> str:
+    graph = chain(layers=4)
+    problem = Problem(graph, simulate(graph, baseline(graph)).peak_bytes // 2)
+    return describe_failure(Figures.of(problem, Solution(None, status, "nobody", **known)), graph.name)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (0.0, "0 s"),
+        (0.00123, "1.23 ms"),
+        (2.5e-6, "2.5 us"),
+        (1e-9, "0.001 us"),
+        (12.345, "12.3 s"),
+        (54321.0, "54,321 s"),
+    ],
+)
+def test_seconds(seconds: float, shown: str) -> None:
+    assert format_seconds(seconds) == shown
+
+
+def test_extra_time() -> None:
+    assert (format_extra(2.9), format_extra(-1e-15), format_extra(None)) == ("+2.90 %", "+0.00 %", "unknown")
+
+
+def test_bars_show_the_highest_of_each_share() -> None:
+    assert sparkline([0, 8, 0, 4], top=8, width=2) == "█▅"
+    assert sparkline([1, 2, 3], top=8) == "▂▃▄"
+    assert (sparkline([], top=1), sparkline([1], top=0)) == ("", "")
+
+
+def test_more_levels_than_bars_keep_their_peak() -> None:
+    levels = [0] * 1000
+    levels[777] = 9
+    shown = sparkline(levels, top=9, width=60)
+    assert len(shown) == 60
+    assert shown.count("█") == 1
+    assert shown[777 * 60 // 1000] == "█"
+
+
+def test_a_graph_names_its_parts_its_peak_and_its_hungriest_operator() -> None:
+    values = (Value("w", 100, resident=True), Value("a", 10), Value("g", 20), Value("d", 5))
+    ops = (
+        Op("f", 1.0, (0,), (1,)),
+        Op("loss", 0.5, (1,), (2,), phase=Phase.LOSS),
+        Op("b", 2.0, (1, 2), (3,), workspace_bytes=50, phase=Phase.BACKWARD),
+    )
+    shown = describe_graph(Graph(ops, values, targets=frozenset({3}), held=frozenset({1}), name="tiny"))
+    for part in (
+        "tiny",
+        "forward 1, loss 1, backward 1",
+        "resident 1 (100 B), targets 1 (5 B), held 1 (10 B)",
+        "forward 10 B, loss 20 B, backward 5 B",
+        "forward 1 s, loss 500 ms, backward 2 s",
+        "185 B",
+        "while 'b' runs (backward, 3 of 3)",
+        "100.0 % of the peak: what 'b' needs by itself",
+    ):
+        assert part in shown
+
+
+def test_an_empty_graph_is_shown_too() -> None:
+    assert "0 B" in describe_graph(Graph((), ()))
+
+
+def test_a_plan_tells_its_cost_and_its_gap() -> None:
+    plan = recomputing_plan(chain(layers=6))
+    shown = describe_plan(plan)
+    assert "200.0 % of" in shown
+    assert "2 of 13 operators recomputed, 2 extra runs" in shown
+    assert f"at most {plan.figures.gap_pct:.2f} points from the fastest schedule" in shown
+    assert "2 x" in shown and "layer*" in shown
+
+
+def test_an_optimal_plan_and_one_without_bound_say_so() -> None:
+    plan = recomputing_plan(chain(layers=6))
+    optimal = replace(plan, figures=replace(plan.figures, status=Status.OPTIMAL, bound_scope=BoundScope.ANY_ORDER))
+    assert "optimal: no schedule is faster (any order)" in describe_plan(optimal)
+    unbounded = replace(plan, figures=replace(plan.figures, lower_bound_seconds=None))
+    assert "solver 'by hand' gives none" in describe_plan(unbounded)
+
+
+def test_only_the_costliest_groups_are_listed() -> None:
+    entries = tuple(Recomputed(f"{kind}{i}", "", Phase.FORWARD, 1, 0.1) for kind in "abcdefghij" for i in range(3))
+    shown = describe_plan(replace(recomputing_plan(chain(layers=6)), recomputed=entries))
+    assert shown.count("3 x") == 8
+    assert "and 2 other groups" in shown
+
+
+def test_the_demo_shows_before_and_after() -> None:
+    graph = chain(layers=6)
+    shown = describe_demo(graph, recomputing_plan(graph))
+    assert "One training step of 'chain 6 training', 13 operators, needs" in shown
+    assert shown.count("memory  ") == 2
+
+
+def test_a_failure_says_what_is_known_and_what_to_try() -> None:
+    proved = failure(Status.INFEASIBLE, infeasible_up_to_bytes=2**20, feasible_from_bytes=3 * 2**20)
+    assert "has no schedule within" in proved
+    assert "nothing fits up to 1.00 MiB; a schedule is known for 3.00 MiB; try --budget 3145728" in proved
+    assert failure(Status.INFEASIBLE).endswith("try a larger --budget")
+    assert "none ruled out; try a larger --budget, a longer --time-limit or another" in failure(Status.TIMEOUT)
+    assert "\n" not in proved
