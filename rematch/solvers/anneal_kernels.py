@@ -11,8 +11,8 @@ is read by every computation of a reader from its own stage until its producer r
 exception: the copy made last before the loss stays to the end, and a later one is only alive while its operator runs.
 
 Memory is kept per stage: `peak[t]` is the most that is alive while stage t lasts, `inside[t]` how much of that comes on
-top of what is alive when it begins. `add` and `remove` are exact and undo each other; they leave the stages whose inside
-changed on a list, which `settle` goes through once per move.
+top of what is alive when it begins. `add` and `remove` are exact and undo each other; they leave the stages whose
+inside changed on a list, which `settle` goes through once per move.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from numba import njit
 STAGE, OP, OP_PREV, OP_NEXT, STAGE_PREV, STAGE_NEXT, PLACE = range(7)
 NODE_COLUMNS = 7
 # Entries of `State.counters`.
-RECOMPUTED, COST, EXCESS, DIRTY, STAMP, JOURNAL, BEST_COST, BEST_COUNT, SEEN_FEASIBLE, SEEN = range(10)
-COUNTERS = 10
+RECOMPUTED, COST, EXCESS, DIRTY, STAMP, JOURNAL, BEST_COST, BEST_COUNT, FEASIBLE_MOVES = range(9)
+COUNTERS = 9
 # Entries of `State.levels`.
 TEMPERATURE, WEIGHT, COST_LIMIT = range(3)
 LEVELS = 3
 
 NO_BEST = np.int64(2**62)
-MOST_ADDED_PER_MOVE = 400
 JOURNAL_ROWS = 4096
+STACK_ROWS = 1024
 
 
 inner = njit(cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)  # called from compiled code only
@@ -348,10 +348,10 @@ def is_unread(m, s, node):
     if node < len(s.peak):
         return False
     op = s.nodes[node, OP]
+    latest = -1
     for slot in range(m.outputs_ptr[op + 1] - m.outputs_ptr[op]):
-        if s.until[node, slot] >= 0:
-            return False
-    return True
+        latest = max(latest, s.until[node, slot])
+    return latest < 0
 
 
 @inner
@@ -436,7 +436,7 @@ def crowded_stage(m, s):
 def evict(m, s, stage, rivals):
     """Free a value that is idle in `stage` and compute it again before its next use.
 
-    Of up to `rivals` candidates found at random, the one with most bytes x stages per cost. Returns whether any was found.
+    Of up to `rivals` candidates found at random, the one with most bytes x stages per cost.
     """
     best_score = -1.0
     best_op = np.int32(-1)
@@ -463,11 +463,10 @@ def evict(m, s, stage, rivals):
         if score > best_score:
             best_score, best_op, best_stage = score, op, following
     if best_op < 0:
-        return False
+        return
     deep = (0.5, 0.9, 1.0)[draw(s.random, 3)]
     shallow = (0.0, 0.3, 0.9)[draw(s.random, 3)]
     recompute(m, s, best_stage, best_op, stage, deep, shallow, 1 << draw(s.random, 9))
-    return True
 
 
 @inner
@@ -511,7 +510,10 @@ def propose(m, s):
 
 
 @inner
-def keep_best(s):
+def keep_if_best(s):
+    """Copy the current set, which is within the budget, if it is the cheapest so far."""
+    if s.counters[COST] >= s.counters[BEST_COST]:
+        return
     count = s.counters[RECOMPUTED]
     for place in range(count):
         node = s.pool[place]
@@ -537,11 +539,26 @@ def anneal(m, s, moves):
         if hopeless or (s.counters[COST] - cost) + weight * (s.counters[EXCESS] - excess) > slack:
             undo(m, s)
             settle(m, s)
-        s.counters[SEEN] += 1
         if s.counters[EXCESS] == 0:
-            s.counters[SEEN_FEASIBLE] += 1
-            if s.counters[COST] < s.counters[BEST_COST]:
-                keep_best(s)
+            s.counters[FEASIBLE_MOVES] += 1
+            keep_if_best(s)
+
+
+@njit(cache=True)
+def trim(m, s):
+    """Leave out every recomputation that can be spared without more excess, later ones of the pool first."""
+    for place in range(s.counters[RECOMPUTED] - 1, -1, -1):
+        if place >= s.counters[RECOMPUTED]:  # gone together with another
+            continue
+        excess = s.counters[EXCESS]
+        s.counters[JOURNAL] = 0
+        prune(m, s, s.pool[place])
+        settle(m, s)
+        if s.counters[EXCESS] > excess:
+            undo(m, s)
+            settle(m, s)
+    if s.counters[EXCESS] == 0:
+        keep_if_best(s)
 
 
 @njit(cache=True)
@@ -550,6 +567,7 @@ def load(m, s, chosen):
     while s.counters[RECOMPUTED] > 0:
         remove(m, s, s.pool[s.counters[RECOMPUTED] - 1])
     for row in range(len(chosen)):
-        if node_at(s, chosen[row, 0], chosen[row, 1]) < 0:
-            add(m, s, chosen[row, 0], chosen[row, 1])
+        add(m, s, chosen[row, 0], chosen[row, 1])
     settle(m, s)
+    if s.counters[EXCESS] == 0:
+        keep_if_best(s)

@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 from rematch.errors import ScheduleError, SolverError, unknown_name
 from rematch.graph import Graph, Schedule, Simulation, simulate
 
-DEFAULT_SOLVER = "greedy"
+DEFAULT_SOLVER = "auto"
 DEFAULT_TIME_LIMIT = 60.0
 
 
@@ -85,18 +85,26 @@ OnProgress = Callable[[Progress], None]
 class Deadline:
     """The moment a search must end. `Deadline(2.0).expired` is False for two seconds, or until `stop()` is called."""
 
-    def __init__(self, seconds: float = math.inf) -> None:
-        self.started = time.monotonic()
-        self._end = self.started + seconds
+    def __init__(self, seconds: float = math.inf, *, outer: Deadline | None = None) -> None:
+        self._started = time.monotonic()
+        self._end = self._started + seconds
         self._stopped = False
+        self._outer = outer
+
+    def within(self, seconds: float) -> Deadline:
+        """A deadline in `seconds` that also expires when this one does."""
+        return Deadline(seconds, outer=self)
 
     @property
     def elapsed(self) -> float:
-        return time.monotonic() - self.started
+        return time.monotonic() - self._started
 
     @property
     def remaining(self) -> float:
-        return 0.0 if self._stopped else max(0.0, self._end - time.monotonic())
+        if self._stopped:
+            return 0.0
+        own = max(0.0, self._end - time.monotonic())
+        return own if self._outer is None else min(own, self._outer.remaining)
 
     @property
     def expired(self) -> bool:
@@ -117,6 +125,9 @@ class Solver(ABC):
         """Whether this method can be tried on the problem, judged in linear time."""
         return True
 
+    def prepare(self) -> None:
+        """Load and compile what solving needs. It cannot be interrupted, so it is done before the clock starts."""
+
     @abstractmethod
     def solve(self, problem: Problem, *, deadline: Deadline, on_progress: OnProgress) -> Solution:
         """Search until done or `deadline` expires; see the module for what is promised."""
@@ -127,6 +138,9 @@ _BUILT_IN = {
     "noremat": "rematch.solvers.noremat:NoRemat",
     "greedy": "rematch.solvers.greedy:Greedy",
     "exhaustive": "rematch.solvers.exhaustive:Exhaustive",
+    "anneal": "rematch.solvers.anneal:Anneal",
+    "epochs": "rematch.solvers.epochs:Epochs",
+    "auto": "rematch.solvers.auto:Auto",
 }
 _registered: dict[str, type[Solver]] = {}
 
@@ -185,11 +199,13 @@ def solve(
         if on_progress is not None:
             on_progress(progress)
 
+    started = time.monotonic()
+    chosen.prepare()
     deadline = Deadline(time_limit)
     with _interrupt_stops(deadline):
         found = chosen.solve(problem, deadline=deadline, on_progress=record)
     verify(problem, found)
-    return replace(found, solve_seconds=deadline.elapsed, log=(*found.log, *log))
+    return replace(found, solve_seconds=time.monotonic() - started, log=(*found.log, *log))
 
 
 def verify(problem: Problem, solution: Solution) -> Simulation | None:

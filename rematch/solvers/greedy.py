@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rematch.graph import Graph, Schedule, simulate
+from rematch.graph import Graph, Op, Schedule, Value, simulate
 from rematch.graph.model import Ints, Longs
-from rematch.solvers.base import Deadline, OnProgress, Problem, Progress, Solution, Solver, Status
+from rematch.solvers.base import BoundScope, Deadline, OnProgress, Problem, Progress, Solution, Solver, Status
 
 
 @dataclass(frozen=True)
@@ -29,27 +29,34 @@ class Greedy(Solver):
     name = "greedy"
     paper = "Kumar et al., Efficient Rematerialization for Deep Networks, NeurIPS 2019 (GreedyRemat, XLA's heuristic)"
 
+    def prepare(self) -> None:
+        tiny = Graph((Op("make", 0.0, (), (0,)), Op("use", 0.0, (0,), ())), (Value("made", 1),))
+        greedy_schedule(Problem(tiny, 0), Deadline())
+
     def solve(self, problem: Problem, *, deadline: Deadline, on_progress: OnProgress) -> Solution:
-        graph, budget = problem.graph, problem.budget_bytes
-        sequence = graph.arrays.order
-        at = 0
-        while not deadline.expired:
-            memory = _memory_while_running(graph, sequence)
-            over = np.flatnonzero(memory[at:] > budget)
-            if not over.size:
-                break
-            at += int(over[0])
-            op, before = _largest_saving(graph, sequence, at)
-            if op < 0:
-                at += 1
-            else:
-                sequence = np.insert(sequence, before, op)
-        schedule = Schedule.from_ops(graph, sequence)
-        seen = simulate(graph, schedule)
-        if seen.peak_bytes > budget:
+        schedule = greedy_schedule(problem, deadline)
+        seen = simulate(problem.graph, schedule)
+        if seen.peak_bytes > problem.budget_bytes:
             return Solution(None, Status.TIMEOUT, self.name)
         on_progress(Progress(deadline.elapsed, self.name, best_seconds=seen.seconds))
-        return Solution(schedule, Status.FEASIBLE, self.name, lower_bound_seconds=graph.baseline_seconds)
+        bound = problem.graph.baseline_seconds
+        return Solution(schedule, Status.FEASIBLE, self.name, bound, BoundScope.ANY_ORDER)
+
+
+def greedy_schedule(problem: Problem, deadline: Deadline) -> Schedule:
+    """What the walk ends with, within the budget or not."""
+    graph, sequence, at = problem.graph, problem.graph.arrays.order, 0
+    while not deadline.expired:
+        over = np.flatnonzero(_memory_while_running(graph, sequence)[at:] > problem.budget_bytes)
+        if not over.size:
+            break
+        at += int(over[0])
+        op, before = _largest_saving(graph, sequence, at)
+        if op < 0:
+            at += 1
+        else:
+            sequence = np.insert(sequence, before, op)
+    return Schedule.from_ops(graph, sequence)
 
 
 def _memory_while_running(graph: Graph, sequence: Ints) -> Longs:

@@ -1,0 +1,255 @@
+"""Epoch-aggregated Checkmate: a small relaxation with a proved bound, lifted to schedules and refined until they meet.
+
+Our own method, in the frame of P. Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor
+Rematerialization" (MLSys 2020): the default order of first computations cuts a schedule into n stages, and Checkmate
+has variables R (computed in a stage) and S (in memory at its start) for each. Here memory is enforced at K chosen
+*moments* tau_1 < ... < tau_K only, each the first computation at some position, and the stages between two moments are one *epoch*:
+
+    minimise    sum of seconds(w) again[e,w]
+    keep[k,v]   = 1 if v is alive while tau_k first runs             (v made by then; inputs and outputs of tau_k: 1)
+    again[e,w]  = 1 if w runs in epoch e, and did so before          (w first computed by tau_e)
+    (memory)    sum of bytes(v) keep[k,v] + workspace(tau_k) <= budget - residents
+    (carry)     keep[e+1,v] <= keep[e,v] + again[e,producer(v)]                            for v made by tau_e
+    (inputs)    1 or again[e,w] <= keep[e,v] + again[e,producer(v)]       for v made by tau_e, read by a first computation
+                in e, or by w
+
+*It is a relaxation.* Take any valid schedule whose first computations follow the order and which computes nothing in vain,
+however often and in whatever order it recomputes inside an epoch, and read the variables off it. (memory) is the
+oracle's rule at tau_k with part of what is alive left out. (carry): a value alive while tau_(e+1) runs and made by tau_e
+was either not computed in e, and then it was alive all through e, and so while tau_e ran (an operator frees nothing
+before it ends); or it was. (inputs): the same for the moment of the reading. The objective counts each repetition at least once, so the
+program's dual bound is a lower bound, and an infeasible program proves that no such schedule keeps the budget.
+Leaving out `keep` or `again` where nothing after tau can use the value only removes what a schedule that computes nothing in
+vain does not do. Operators marked once, and readers of what is mutated, have no `again` after their last stage; held values have keep = 1 from the
+loss on; targets are read at the end.
+
+Four things make it tighter, each added only where it is violated or pays:
+
+* *Moments*: more of them. A moment splits an epoch, and both halves satisfy the argument above.
+* *Stages*: memory at position q inside epoch e without variables of its own. A value made before q and read after q by a first computation of
+  e is alive at q or computed again in e: bytes(v) (1 - again[e,producer(v)]); one kept at tau_(e+1) counts
+  bytes(v) (keep[e+1,v] - again[e,producer(v)]), which is at most its true share. Producers first computed in e itself
+  get a variable that says that they run twice in e, with its cost.
+* *Repeats*: memory while w is computed again in e. With across[e,v] >= keep[e,v] + keep[e+1,v] - again[e,producer(v)] - 1
+  (kept at both ends and not computed in e, hence alive all through e):
+  sum of bytes(v) across[e,v] over v that w does not touch + bytes touched by w x again[e,w] <= budget - residents.
+* *Suffixes*: for each moment, all that follows is also one epoch, to which (inputs) applies, with later[e,w] =
+  max(again[e,w], later[e+1,w]). For whole numbers this is implied. For fractions it is not: half a recomputation in each of
+  two epochs could each lean on the same half of a kept input. It lifts the linear relaxation of random graphs by a third and more.
+
+The point found is *lifted*: each chosen operator runs just before its first use in its epoch. If the oracle finds the
+lifted schedule within the budget, it costs what the program says and is optimal; else the places where it breaks are refined.
+The bound is valid for schedules whose first computations follow the default order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rematch.graph import Graph, Schedule, baseline, simulate
+from rematch.graph.matrices import stage_of_each_compute
+from rematch.graph.model import Floats, Longs
+from rematch.solvers.base import Deadline, OnProgress, Problem, Solution, Solver
+from rematch.solvers.epoch_model import EpochModel, Precedence, Refinement
+from rematch.solvers.highs import Minimum, minimise
+from rematch.solvers.incumbent import Incumbent
+
+_TOLERANCE = 1e-6  # percent of the baseline time: the program's own accuracy
+_SUFFIXES_PAY = 0.05  # of the gap between cut-off and linear relaxation that they must close
+_NEW_MOMENTS = 3  # a round
+
+
+@dataclass(frozen=True)
+class Epochs(Solver):
+    """The relaxation alone, without local search: `auto` runs both."""
+
+    name = "epochs"
+    paper = "our own, in the frame of Jain et al., Checkmate, MLSys 2020"
+
+    moments: int = 6  # of the first round
+
+    def solve(self, problem: Problem, *, deadline: Deadline, on_progress: OnProgress) -> Solution:
+        incumbent = Incumbent(problem, deadline, on_progress)
+        incumbent.offer(baseline(problem.graph), self.name)
+        search_epochs(incumbent, moments=self.moments)
+        return incumbent.solution(self.name)
+
+
+def search_epochs(
+    incumbent: Incumbent, *, moments: int = 6, on_lift: Callable[[Schedule], None] = lambda schedule: None
+) -> None:
+    """Rounds of solving, lifting and refining, until the incumbent is closed or its deadline has come.
+
+    `on_lift` sees every lifted schedule that breaks the budget: a good place for a local search to start from.
+    """
+    problem = incumbent.problem
+    precedence = Precedence.of(problem.graph)
+    refinement = Refinement(moments=first_moments(problem, moments))
+    while refinement.moments and not incumbent.over:
+        model = EpochModel(precedence, problem.budget_bytes, refinement)
+        if not refinement.suffixes and _suffixes_pay(model, incumbent):
+            refinement = replace(refinement, suffixes=True)
+            model = EpochModel(precedence, problem.budget_bytes, refinement)
+        found = _minimise(model, incumbent)
+        if found.infeasible:
+            incumbent.prove_infeasible("epochs")
+        elif math.isfinite(found.bound):
+            incumbent.raise_bound(found.bound, "epochs")
+        if found.point is None or incumbent.over:
+            return
+        schedule = lift(model, found.point)
+        broken = broken_places(problem, schedule)
+        if not broken:
+            incumbent.offer(schedule, "epochs")
+        else:
+            on_lift(schedule)
+        finer = refine(refinement, broken, len(problem.graph.ops))
+        if finer == refinement:
+            incumbent.tell("epochs", "the relaxation cannot be refined where its schedule breaks")
+            return
+        refinement = finer
+
+
+def first_moments(problem: Problem, count: int) -> tuple[int, ...]:
+    """The highest places of the memory profile without recomputation, spread over all that is over the budget."""
+    schedule = baseline(problem.graph)
+    memory = simulate(problem.graph, schedule).timeline_bytes[schedule.steps >= 0]
+    over = np.flatnonzero(memory > problem.budget_bytes)
+    reach = len(over) // (2 * count)
+    chosen: list[int] = []
+    for position in over[np.argsort(-memory[over], kind="stable")].tolist():
+        if len(chosen) < count and all(abs(position - other) > reach for other in chosen):
+            chosen.append(position)
+    return tuple(sorted(chosen))
+
+
+def _suffixes_pay(model: EpochModel, incumbent: Incumbent) -> bool:
+    """Whether they lift the linear relaxation by a good part of what is missing."""
+    plain = minimise(model.program, deadline=incumbent.deadline, relaxed=True)
+    if plain.infeasible or not math.isfinite(plain.bound):
+        return False
+    tight = EpochModel(model.precedence, model.budget_bytes, replace(model.refinement, suffixes=True))
+    lifted = minimise(tight.program, deadline=incumbent.deadline, relaxed=True)
+    missing = min(incumbent.overhead_percent, 2.0 * plain.bound) - plain.bound
+    return lifted.infeasible or lifted.bound - plain.bound > _SUFFIXES_PAY * missing
+
+
+def _minimise(model: EpochModel, incumbent: Incumbent) -> Minimum:
+    suffixes = " and suffixes" if model.refinement.suffixes else ""
+    incumbent.tell(
+        "epochs",
+        f"{len(model.moments)} moments, {len(model.refinement.stages)} stages, {len(model.refinement.repeats)} repeats"
+        f"{suffixes}: {model.program.column_count} columns, {model.program.row_count} rows",
+    )
+    return minimise(
+        model.program,
+        deadline=incumbent.deadline,
+        cutoff=incumbent.overhead_percent - _TOLERANCE,
+        interrupt=lambda: incumbent.over,
+        on_bound=lambda bound: incumbent.raise_bound(min(bound, incumbent.overhead_percent), "epochs"),
+        absolute_gap=_TOLERANCE,
+    )
+
+
+def lift(model: EpochModel, point: Floats) -> Schedule:
+    """The schedule that runs each operator the point computes again just before its first use in the epoch."""
+    graph = model.precedence.graph
+    a = graph.arrays
+    count = len(graph.ops)
+    repeated: dict[int, list[int]] = {}  # stage -> operators, inputs before their readers
+    for epoch, chosen in model.recomputations(point):
+        waiting = set(chosen)
+        for stage in range(int(model.moments[epoch]) + 1, min(int(model.ends[epoch]), count - 1) + 1):
+            if not waiting:
+                break
+            for producer in _producers(graph, int(a.order[stage])):
+                _run_again(graph, producer, waiting, repeated.setdefault(stage, []))
+        for op in sorted(waiting, key=a.position.__getitem__):  # only kept for the next epoch
+            repeated.setdefault(int(model.ends[epoch]), []).append(op)
+    for (epoch, op), column in model.twice.items():
+        if point[column] > 0.5:
+            stage = _second_use(model, epoch, op)
+            if stage is not None:
+                repeated.setdefault(stage, []).append(op)
+    sequence: list[int] = []
+    for stage in range(count + 1):
+        sequence.extend(sorted(set(repeated.get(stage, ())), key=a.position.__getitem__))
+        if stage < count:
+            sequence.append(int(a.order[stage]))
+    return Schedule.from_ops(graph, sequence)
+
+
+def _producers(graph: Graph, op: int) -> list[int]:
+    a = graph.arrays
+    return a.producer[a.inputs[a.inputs_ptr[op] : a.inputs_ptr[op + 1]]].tolist()
+
+
+def _run_again(graph: Graph, op: int, waiting: set[int], run: list[int]) -> None:
+    """Move `op`, and before it the producers of its inputs, from `waiting` to `run`."""
+    stack = [op]
+    while stack:
+        top = stack.pop()
+        if top in waiting:
+            waiting.discard(top)
+            run.append(top)
+            stack.extend(_producers(graph, top))
+
+
+def _second_use(model: EpochModel, epoch: int, op: int) -> int | None:
+    """The first use of an operator's values after a stage of its first epoch at which memory is enforced."""
+    a = model.precedence.graph.arrays
+    begin = int(a.position[op])
+    end = int(model.moments[epoch + 1]) if epoch + 1 < len(model.moments) else len(model.precedence.graph.ops)
+    enforced = [stage for stage in model.refinement.stages if begin < stage < end]
+    if not enforced:
+        return None
+    made = a.outputs[a.outputs_ptr[op] : a.outputs_ptr[op + 1]]
+    uses = [int(a.position[user]) for value in made for user in a.users[a.users_ptr[value] : a.users_ptr[value + 1]]]
+    return min((use for use in uses if min(enforced) < use <= end), default=end)
+
+
+@dataclass(frozen=True)
+class BrokenPlace:
+    """A computation of a lifted schedule that runs over budget."""
+
+    excess_bytes: int
+    stage: int
+    op: int
+    first: bool  # the operator's first computation
+
+
+def broken_places(problem: Problem, schedule: Schedule) -> list[BrokenPlace]:
+    """Where a schedule breaks the budget, worst first."""
+    memory: Longs = simulate(problem.graph, schedule).checked().timeline_bytes[schedule.steps >= 0]
+    stages = stage_of_each_compute(problem.graph, schedule)
+    ops = schedule.ops
+    position = problem.graph.arrays.position
+    return sorted(
+        (
+            BrokenPlace(int(memory[i]) - problem.budget_bytes, int(stages[i]), int(ops[i]), bool(position[ops[i]] == stages[i]))
+            for i in np.flatnonzero(memory > problem.budget_bytes)
+        ),
+        key=lambda place: -place.excess_bytes,
+    )
+
+
+def refine(refinement: Refinement, broken: list[BrokenPlace], count: int) -> Refinement:
+    """Look more closely where the lifted schedule breaks: first by rows, then by moments, worst places first."""
+    stages, repeats, moments = set(refinement.stages), set(refinement.repeats), set(refinement.moments)
+    for place in broken:
+        if place.first and place.stage not in moments | stages:
+            stages.add(place.stage)
+        elif not place.first and (place.op, place.stage) not in repeats:
+            repeats.add((place.op, place.stage))
+        elif len(moments) < len(refinement.moments) + _NEW_MOMENTS:
+            moments.update(closest_new_moment(moments, place.stage, count))
+    return replace(refinement, moments=tuple(sorted(moments)), stages=frozenset(stages), repeats=frozenset(repeats))
+
+
+def closest_new_moment(moments: set[int], stage: int, count: int) -> list[int]:
+    """The stage itself if it is not a moment, else the one before it."""
+    return [position for position in (stage, stage - 1) if 0 <= position < count and position not in moments][:1]

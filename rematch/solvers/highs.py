@@ -1,0 +1,161 @@
+"""Mixed-integer programs in HiGHS, behind one small door.
+
+    model = LinearModel()
+    x = model.columns(cost=np.array([1.0, 2.0]))
+    model.rows(np.array([[x[0], x[1]]]), np.array([1.0, 1.0]), lower=1.0)
+    minimise(model, deadline=Deadline(10)).bound
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rematch.graph.model import Floats, Ints
+from rematch.solvers.base import Deadline
+
+ABSENT = -1  # in place of a column: no such term
+
+
+class LinearModel:
+    """A program with binary or continuous columns in [0, 1] (or wider), built a batch of columns or rows at a time."""
+
+    def __init__(self) -> None:
+        self.column_count = 0
+        self.row_count = 0
+        self._cost: list[Floats] = []
+        self._bounds: list[tuple[Floats, Floats]] = []
+        self._integer: list[NDArray[np.bool_]] = []
+        self._row_lengths: list[Ints] = []
+        self._indices: list[Ints] = []
+        self._coefficients: list[Floats] = []
+        self._row_bounds: list[tuple[Floats, Floats]] = []
+
+    def columns(
+        self, cost: Floats, lower: ArrayLike = 0.0, upper: ArrayLike = 1.0, *, integer: bool = True
+    ) -> Ints:
+        """Add one column per entry of `cost`; returns their indices."""
+        count = len(cost)
+        self._cost.append(np.asarray(cost, dtype=np.float64))
+        self._bounds.append((_filled(lower, count), _filled(upper, count)))
+        self._integer.append(np.full(count, integer))
+        self.column_count += count
+        return np.arange(self.column_count - count, self.column_count, dtype=np.int32)
+
+    def rows(
+        self, columns: Ints, coefficients: ArrayLike, lower: ArrayLike = -math.inf, upper: ArrayLike = math.inf
+    ) -> None:
+        """Add one row per row of the matrix `columns`, whose entries may be ABSENT; coefficients broadcast to its shape."""
+        present = columns != ABSENT
+        self._row_lengths.append(present.sum(axis=1).astype(np.int32))
+        self._indices.append(columns[present].astype(np.int32))
+        self._coefficients.append(np.broadcast_to(np.asarray(coefficients, dtype=np.float64), columns.shape)[present])
+        self._row_bounds.append((_filled(lower, len(columns)), _filled(upper, len(columns))))
+        self.row_count += len(columns)
+
+    def to_highs(self, *, relaxed: bool) -> Any:
+        import highspy
+
+        program = highspy.HighsLp()
+        program.num_col_, program.num_row_ = self.column_count, self.row_count
+        program.col_cost_ = np.concatenate(self._cost)
+        program.col_lower_ = np.concatenate([lower for lower, _ in self._bounds])
+        program.col_upper_ = np.concatenate([upper for _, upper in self._bounds])
+        program.row_lower_ = np.concatenate([lower for lower, _ in self._row_bounds])
+        program.row_upper_ = np.concatenate([upper for _, upper in self._row_bounds])
+        matrix = program.a_matrix_
+        matrix.format_ = highspy.MatrixFormat.kRowwise
+        matrix.start_ = np.concatenate(([0], np.cumsum(np.concatenate(self._row_lengths))))
+        matrix.index_ = np.concatenate(self._indices)
+        matrix.value_ = np.concatenate(self._coefficients)
+        if not relaxed:
+            kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
+            program.integrality_ = [kinds[integer] for integer in np.concatenate(self._integer).tolist()]
+        return program
+
+
+@dataclass(frozen=True)
+class Minimum:
+    """What a minimisation ended with."""
+
+    finished: bool  # solved to the end rather than stopped by deadline or interrupt
+    infeasible: bool  # there is no point at all (only without a cut-off)
+    bound: float  # no point below the cut-off costs less than this; -inf if unknown
+    objective: float = math.inf
+    point: Floats | None = field(default=None, repr=False)  # the best point found
+
+
+def minimise(
+    model: LinearModel,
+    *,
+    deadline: Deadline,
+    cutoff: float = math.inf,
+    start: Floats | None = None,
+    relaxed: bool = False,
+    interrupt: Callable[[], bool] = lambda: False,
+    on_bound: Callable[[float], None] = lambda bound: None,
+    absolute_gap: float = 1e-6,
+    seed: int = 0,
+) -> Minimum:
+    """Minimise; only points that cost less than `cutoff` are of interest, `start` is a known point.
+
+    `interrupt` is asked again and again while the search runs, and ends it by answering True. With `relaxed`, columns need not be whole.
+    """
+    import highspy
+
+    highs = highspy.Highs()
+    options: dict[str, Any] = {
+        "output_flag": False,
+        "threads": 1,
+        "random_seed": seed,
+        "time_limit": max(deadline.remaining, 0.01),
+        "mip_rel_gap": 0.0,
+        "mip_abs_gap": absolute_gap,
+    }
+    if math.isfinite(cutoff) and not relaxed:
+        options["objective_bound"] = cutoff
+    for name, value in options.items():
+        highs.setOptionValue(name, value)
+    highs.passModel(model.to_highs(relaxed=relaxed))
+    if start is not None and not relaxed:
+        known = highspy.HighsSolution()
+        known.col_value = start.tolist()
+        highs.setSolution(known)
+
+    def look(event: Any) -> None:
+        on_bound(float(event.data_out.mip_dual_bound))
+        if deadline.expired or interrupt():
+            event.interrupt()
+
+    if not relaxed:
+        highs.cbMipInterrupt.subscribe(look)
+    highs.run()
+    return _read(highs, cutoff, relaxed)
+
+
+def _read(highs: Any, cutoff: float, relaxed: bool) -> Minimum:
+    import highspy
+
+    status, info = highs.getModelStatus(), highs.getInfo()
+    ended = (highspy.HighsModelStatus.kOptimal, highspy.HighsModelStatus.kInfeasible)
+    has_point = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
+    objective = float(info.objective_function_value) if has_point else math.inf
+    point = np.array(highs.getSolution().col_value) if has_point else None
+    if relaxed:
+        optimal = status == highspy.HighsModelStatus.kOptimal
+        infeasible = status == highspy.HighsModelStatus.kInfeasible
+        return Minimum(optimal or infeasible, infeasible, objective if optimal else -math.inf, objective, point)
+    if status == highspy.HighsModelStatus.kInfeasible:
+        return Minimum(True, math.isinf(cutoff), cutoff, math.inf, None)
+    bound = float(info.mip_dual_bound)
+    # Nodes above the cut-off are thrown away unseen, so nothing above it is proved.
+    return Minimum(status in ended, False, min(bound, objective, cutoff), objective, point)
+
+
+def _filled(entry: ArrayLike, count: int) -> Floats:
+    return np.broadcast_to(np.asarray(entry, dtype=np.float64), (count,))

@@ -1,0 +1,113 @@
+"""The best schedule and the best bound known, shared by searches that run side by side.
+
+`Incumbent(problem, deadline, on_progress).offer(schedule, "anneal")`
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+
+from rematch.graph import Schedule, simulate
+from rematch.solvers.base import BoundScope, Deadline, OnProgress, Problem, Progress, Solution, Status
+
+_SAME = 1e-8  # of the time without recomputation: times closer than this are equal
+_WORTH_TELLING = 1e-5  # of the time without recomputation: smaller rises of the bound are not reported
+
+
+class Incumbent:
+    """Every schedule offered goes through the oracle; only better ones within the budget are kept. Safe between threads."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        deadline: Deadline,
+        on_progress: OnProgress,
+        *,
+        gap_target: float = 0.0,  # share of the time without recomputation at which schedule and bound are close enough
+        give_up_seconds: float = math.inf,  # without a schedule by then, the search is over
+    ) -> None:
+        self.problem = problem
+        self.deadline = deadline
+        self.schedule: Schedule | None = None
+        self.seconds = float("inf")
+        self.bound_seconds = self._told_bound = problem.graph.baseline_seconds
+        self.infeasible = False
+        self._give_up_seconds = give_up_seconds
+        self._on_progress = on_progress
+        self._lock = threading.Lock()
+        self._scale = problem.graph.baseline_seconds
+        self._close_enough = max(_SAME, gap_target) * self._scale
+
+    @property
+    def overhead_percent(self) -> float:
+        """Extra time of the best schedule, in percent of no recomputation; infinite without one."""
+        return self._percent(self.seconds)
+
+    @property
+    def bound_percent(self) -> float:
+        return self._percent(self.bound_seconds)
+
+    def _percent(self, seconds: float) -> float:
+        return (seconds / (self._scale or 1.0) - 1.0) * 100.0
+
+    @property
+    def closed(self) -> bool:
+        """Whether there is nothing left to search for."""
+        return self.infeasible or self.seconds - self.bound_seconds <= self._close_enough
+
+    @property
+    def over(self) -> bool:
+        """Whether it is time to stop searching."""
+        given_up = self.schedule is None and self.deadline.elapsed > self._give_up_seconds
+        return self.closed or self.deadline.expired or given_up
+
+    def offer(self, schedule: Schedule, by: str) -> bool:
+        """Take `schedule` if it is valid, within the budget and faster than what is known."""
+        seen = simulate(self.problem.graph, schedule)
+        if not seen.valid or seen.peak_bytes > self.problem.budget_bytes:
+            return False
+        with self._lock:
+            if seen.seconds >= self.seconds:
+                return False
+            self.schedule, self.seconds = schedule, seen.seconds
+            self._report(by, f"+{self.overhead_percent:.3f} %")
+        return True
+
+    def raise_bound(self, percent: float, by: str) -> None:
+        """No schedule, first computations in default order, has less than `percent` extra time."""
+        seconds = (1.0 + percent / 100.0) * self._scale
+        with self._lock:
+            if seconds > self.bound_seconds:
+                self.bound_seconds = min(seconds, self.seconds)
+            if self.closed or self.bound_seconds - self._told_bound > _WORTH_TELLING * self._scale:
+                self._told_bound = self.bound_seconds
+                self._report(by, f"at least +{self.bound_percent:.3f} %")
+
+    def prove_infeasible(self, by: str) -> None:
+        with self._lock:
+            self.infeasible = True
+            self._report(by, "no schedule keeps the budget")
+
+    def tell(self, by: str, message: str) -> None:
+        with self._lock:
+            self._report(by, message)
+
+    def _report(self, by: str, message: str) -> None:
+        best = self.seconds if self.schedule is not None else None
+        self._on_progress(Progress(self.deadline.elapsed, by, message, best, self.bound_seconds))
+
+    def solution(self, solver: str) -> Solution:
+        if self.schedule is None:
+            status = Status.INFEASIBLE if self.infeasible else Status.TIMEOUT
+        else:
+            proved = self.seconds - self.bound_seconds <= _SAME * self._scale
+            status = Status.OPTIMAL if proved else Status.FEASIBLE
+        unavoidable = self.bound_seconds <= self._scale
+        return Solution(
+            schedule=self.schedule,
+            status=status,
+            solver=solver,
+            lower_bound_seconds=None if self.infeasible else self.bound_seconds,
+            bound_scope=BoundScope.ANY_ORDER if unavoidable else BoundScope.DEFAULT_ORDER,
+        )

@@ -1,0 +1,77 @@
+"""Which budgets can be kept: the largest one proved impossible and the smallest one a schedule was found for.
+
+`smallest_budget(graph, Deadline(10)).feasible_from_bytes`
+
+From below by the linear relaxation of the epoch model, from above by local search; both halve the range between what is known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+from rematch.graph import Graph, Schedule, baseline, simulate
+from rematch.solvers.anneal import LocalSearch
+from rematch.solvers.base import Deadline, Problem
+from rematch.solvers.epoch_model import EpochModel, Precedence, Refinement
+from rematch.solvers.epochs import first_moments
+from rematch.solvers.highs import minimise
+
+_CLOSE = 0.005  # of the budget: the ranges are not halved further than this
+_MOMENTS = 8
+_MOVES = 2_000  # of local search between two looks at the clock
+
+
+@dataclass(frozen=True)
+class BudgetRange:
+    """No schedule in default order keeps `infeasible_up_to_bytes`; `schedule` keeps `feasible_from_bytes`."""
+
+    infeasible_up_to_bytes: int
+    feasible_from_bytes: int
+    schedule: Schedule
+
+
+def surely_needed_bytes(graph: Graph) -> int:
+    """A budget below this is impossible in any order: the largest operator, or all that must be alive at the end."""
+    a = graph.arrays
+    at_the_end = a.resident_bytes + int(a.size[a.target | a.held].sum())
+    return max(graph.largest_op_bytes, at_the_end)
+
+
+def smallest_budget(graph: Graph, deadline: Deadline, *, seed: int = 0) -> BudgetRange:
+    """Close in on the smallest feasible budget from both sides until `deadline`."""
+    impossible = surely_needed_bytes(graph) - 1
+    schedule = baseline(graph)
+    possible = simulate(graph, schedule).peak_bytes
+    impossible = _raise_impossible(graph, impossible, possible, deadline.within(0.5 * deadline.remaining))
+    low = impossible
+    while possible - low > _CLOSE * possible and not deadline.expired:
+        middle = (low + possible) // 2
+        found = _find(Problem(graph, middle), schedule, deadline.within(deadline.remaining / 3), seed)
+        if found is None:
+            low = middle
+        else:
+            schedule, possible = found, simulate(graph, found).peak_bytes
+    return BudgetRange(impossible, possible, schedule)
+
+
+def _raise_impossible(graph: Graph, impossible: int, possible: int, deadline: Deadline) -> int:
+    """The largest budget found for which even the linear relaxation has no point."""
+    precedence = Precedence.of(graph)
+    high = possible
+    while high - impossible > _CLOSE * high and not deadline.expired:
+        middle = (impossible + high) // 2
+        moments = first_moments(Problem(graph, middle), _MOMENTS)
+        model = EpochModel(precedence, middle, Refinement(moments))
+        if moments and minimise(model.program, deadline=deadline, relaxed=True).infeasible:
+            impossible = middle
+        else:
+            high = middle
+    return impossible
+
+
+def _find(problem: Problem, start: Schedule, deadline: Deadline, seed: int) -> Schedule | None:
+    search = LocalSearch(problem, seed=seed, start=start)
+    while search.best is None and not (deadline.expired or search.finished):
+        search.run(_MOVES)
+    return search.best
