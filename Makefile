@@ -3,6 +3,7 @@
 #   make test     run the tests
 #   make lint     ruff and mypy
 #   make format   let ruff rewrite the sources
+#   make docs     refresh the output and the picture that the README shows
 #   make bench    list the benchmarks; make bench-NAME ARGS="..." runs benchmarks/NAME.py
 #   make clean    remove .venv and everything made by tools
 
@@ -14,7 +15,7 @@ WARM := $(VENV)/warm
 COMPILED := $(shell find rematch -name '*kernels.py')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench clean
+.PHONY: help setup demo test lint format docs bench clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -47,6 +48,9 @@ lint: $(INSTALLED)
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: setup
+	@$(BIN)/python docs/refresh.py
 
 bench:
 	@for file in $(wildcard benchmarks/[a-z]*.py); do \

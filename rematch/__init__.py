@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:  # what the table below says, once more for type checkers and editors
-    from rematch.budget import format_bytes as format_bytes, parse_budget as parse_budget
+    from rematch.budget import parse_budget as parse_budget
     from rematch.errors import (
         BudgetError as BudgetError,
         BudgetInfeasible as BudgetInfeasible,
@@ -49,9 +49,10 @@ if TYPE_CHECKING:  # what the table below says, once more for type checkers and 
         register as register,
         solve as solve,
     )
+    from rematch.units import format_bytes as format_bytes
 
 _PUBLIC = {
-    "rematch.budget": ("format_bytes", "parse_budget"),
+    "rematch.budget": ("parse_budget",),
     "rematch.errors": (
         "BudgetError",
         "BudgetInfeasible",
@@ -87,6 +88,7 @@ _PUBLIC = {
         "register",
         "solve",
     ),
+    "rematch.units": ("format_bytes",),
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}
 

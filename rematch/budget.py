@@ -12,6 +12,7 @@ from fractions import Fraction
 
 from rematch.errors import BudgetError, BudgetInfeasible
 from rematch.graph import Graph
+from rematch.units import format_bytes
 
 _LARGEST_BYTES = 2**60
 _FORMS = 'write it like "8GiB", "512MiB", "1.5GB", "80%" or 5050000000'
@@ -29,7 +30,6 @@ _UNITS = {
     "gib": 2**30,
     "tib": 2**40,
 }
-_BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
 def parse_budget(budget: str | float, baseline_peak_bytes: int) -> int:
@@ -51,17 +51,6 @@ def _bytes_per(unit: str, budget: str | float, baseline_peak_bytes: int) -> Frac
     if unit.lower() not in _UNITS:
         raise BudgetError(f"budget {budget!r} has an unknown unit {unit!r}; {_FORMS}")
     return Fraction(_UNITS[unit.lower()])
-
-
-def format_bytes(size_bytes: int) -> str:
-    """`format_bytes(1536) == "1.50 KiB"`: at most three figures and a binary unit."""
-    amount, unit = float(size_bytes), 0
-    while abs(amount) >= 999.5 and unit < len(_BINARY_UNITS) - 1:
-        amount, unit = amount / 1024, unit + 1
-    if unit == 0:
-        return f"{size_bytes} B"
-    digits = 2 if abs(amount) < 9.995 else 1 if abs(amount) < 99.95 else 0
-    return f"{amount:.{digits}f} {_BINARY_UNITS[unit]}"
 
 
 def require_possible(graph: Graph, budget_bytes: int) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rematch.graph import Graph, Schedule, Simulation
+    from rematch.graph.formats import Loaded
     from rematch.plan import Figures, Plan
     from rematch.solvers import Problem, Solution, Solver
 
@@ -54,7 +55,12 @@ class OneLineErrors(TyperGroup):
         except RematchError as error:
             _exit_with(2, str(error))
         except typer.TyperException as error:
-            _exit_with(2, f"{error.format_message().rstrip('.')}; see rematch --help")
+            said = error.format_message().rstrip(".")
+            if not said:  # `rematch` alone: the help is printed already
+                sys.exit(0)
+            _exit_with(2, f"{said}; see rematch --help")
+        except OSError as error:  # a full disk behind standard output; files of ours raise RematchError
+            _exit_with(2, f"cannot go on: {(error.strerror or str(error)).lower()}")
         sys.exit(code or 0)
 
 
@@ -106,6 +112,7 @@ def solve(
 ) -> None:
     """Find the fastest schedule of GRAPH within a budget, and how far from the fastest it can be."""
     from rematch.budget import parse_budget, require_possible
+    from rematch.files import require_writable
     from rematch.graph import baseline, simulate
     from rematch.plan import Figures, Plan
     from rematch.report.text import describe_failure
@@ -114,7 +121,7 @@ def solve(
     if not 0 < time_limit < float("inf"):
         raise SolverError(f"--time-limit {time_limit:g} is not possible; give a number of seconds above 0, such as 60")
     if output is not None:
-        _require_writable(output)
+        require_writable(output)
     _run_plugin(plugin)
     chosen = _make_solver(solver or DEFAULT_SOLVER, option or [])
     loaded = _load_graph(graph, plain)
@@ -126,7 +133,7 @@ def solve(
     if json_output:
         typer.echo(_figures_json(figures))
     if solution.schedule is None:
-        _exit_with(1, describe_failure(figures, loaded.name))
+        _exit_with(1, describe_failure(figures, loaded.name, time_limit))
     plan = Plan.from_solution(problem, solution)
     if output is not None:
         plan.save(output)
@@ -158,25 +165,26 @@ def show(
     plain: Plain = False,
 ) -> None:
     """Say what is in a graph or a plan, and draw it."""
-    from rematch.files import read_json
+    from rematch.files import read_json, require_writable
+    from rematch.graph.formats import graph_from_json
     from rematch.plan import Plan, is_plan
     from rematch.report.plot import picture_format
     from rematch.report.text import describe_graph
 
     for picture in (dot, plot):
         if picture is not None:
-            _require_writable(picture)
+            require_writable(picture)
     if plot is not None:
         picture_format(plot)
     data = read_json(file)
     if is_plan(data):
         plan = Plan.from_json(data, str(file))
-        typer.echo(plan)
         if dot is not None or plot is not None:
             drawn = _graph_of(plan, file, graph, plain)
             _draw(drawn, plan.schedule, plan.figures.budget_bytes, dot, plot)
+        typer.echo(plan)
     else:
-        loaded = _load_graph(file, plain)
+        loaded = _noted(graph_from_json(data, str(file), plain=plain), file)
         typer.echo(describe_graph(loaded))
         _draw(loaded, None, None, dot, plot)
 
@@ -188,9 +196,9 @@ def check(
     plain: Plain = False,
 ) -> None:
     """Check that PLAN is for GRAPH, valid, and within its budget."""
-    from rematch.budget import format_bytes
     from rematch.plan import Plan, extra_pct
     from rematch.report.text import format_extra
+    from rematch.units import format_bytes
 
     known = Plan.load(plan)
     loaded = _load_graph(graph, plain)
@@ -206,13 +214,14 @@ def check(
 def generate(
     family: Annotated[str, typer.Argument(help="Which graph to make; without it, all are listed.")] = "",
     parameters: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Its parameters, such as layers=24.")
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Its parameters, such as layers=24.")
     ] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Where to save the graph, as JSON.")
     ] = None,
 ) -> None:
     """Make a graph of a known family: rematch generate gpt layers=24 -o gpt24.json"""
+    from rematch.files import require_writable
     from rematch.graph.formats import save_graph
     from rematch.graph.generators import FAMILIES
     from rematch.report.text import describe_graph
@@ -224,7 +233,7 @@ def generate(
     if make is None:
         raise RematchError(unknown_name("family", family, list(FAMILIES)))
     if output is not None:
-        _require_writable(output)
+        require_writable(output)
     made = make(**_parse_parameters(family, make, parameters or []))
     if output is not None:
         save_graph(made, output)
@@ -269,23 +278,14 @@ def _solve(problem: Problem, solver: Solver, time_limit: float) -> Solution:
 def _load_graph(path: Path, plain: bool) -> Graph:
     from rematch.graph.formats import load_graph
 
-    loaded = load_graph(path, plain=plain)
+    return _noted(load_graph(path, plain=plain), path)
+
+
+def _noted(loaded: Loaded, path: Path) -> Graph:
+    """The graph alone, once standard error has been told what was assumed on the way in."""
     for note in loaded.notes:
         typer.echo(f"rematch: {path}: {note}", err=True)
     return loaded.graph
-
-
-def _require_writable(path: Path) -> None:
-    """Find out before the work, not after it, that its result cannot be saved."""
-    from tempfile import TemporaryFile
-
-    if path.is_dir():
-        raise FormatError(f"cannot write {path}: it is a folder; give the name of a file")
-    try:
-        TemporaryFile(dir=path.resolve().parent).close()
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise FormatError(f"cannot write {path}: in {path.parent}: {reason}; choose another place") from error
 
 
 def _run_plugin(path: Path | None) -> None:

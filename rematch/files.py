@@ -5,9 +5,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import secrets
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,7 +21,8 @@ from rematch.errors import FormatError
 def read_json(path: str | os.PathLike[str]) -> Any:
     """The contents of a JSON file, or `FormatError` with the place where it stops being JSON."""
     try:
-        return json.loads(_read_text(path), parse_constant=_refuse_constant)
+        with collector_paused():
+            return json.loads(_read_text(path), parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
         raise FormatError(f"{path} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from error
     except RecursionError as error:
@@ -26,26 +31,63 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         raise FormatError(f"{path} is not JSON: {error}") from error
 
 
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """A large file becomes millions of objects and no garbage; the collector would walk them over and over."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write `text` to `path` as UTF-8: complete, or not at all and `FormatError`."""
     write_bytes(path, text.encode("utf-8"))
 
 
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write `data` to `path`: complete, or not at all and `FormatError`."""
-    target = Path(os.path.realpath(path))  # a link keeps pointing to the file that is replaced
-    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
+    """Write `data` to `path`: complete, or not at all and `FormatError`; into a device or a pipe, straight."""
     try:
-        try:
-            with open(partial, "xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, target)
-        finally:
-            partial.unlink(missing_ok=True)
+        if _is_special(path):
+            Path(path).write_bytes(data)
+        else:
+            _replace(Path(os.path.realpath(path)), data)  # a link keeps pointing to the file that is replaced
     except OSError as error:
         raise FormatError(f"cannot write {path}: {_reason(error)}") from error
+
+
+def require_writable(path: str | os.PathLike[str]) -> None:
+    """Find out before the work, not after it, that its result cannot be saved."""
+    if Path(path).is_dir():
+        raise FormatError(f"cannot write {path}: it is a folder; give the name of a file")
+    if _is_special(path):
+        return
+    folder = Path(os.path.realpath(path)).parent
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise FormatError(f"cannot write {path}: in {folder}: {_reason(error)}; choose another place") from error
+
+
+def _is_special(path: str | os.PathLike[str]) -> bool:
+    """Whether `path` is a device, a pipe or a socket: a rename would put a plain file in its place."""
+    found = Path(path)
+    return found.exists() and not (found.is_file() or found.is_dir())
+
+
+def _replace(target: Path, data: bytes) -> None:
+    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
+    try:
+        with open(partial, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _read_text(path: str | os.PathLike[str]) -> str:

@@ -195,7 +195,10 @@ class Plan:
                 f"{where} is a plan of version {data.get('version')!r}, this rematch reads version {VERSION}; "
                 "update rematch or solve again"
             )
-        return from_json(Plan, data, where)
+        plan = from_json(Plan, data, where)
+        if None in (plan.figures.peak_bytes, plan.figures.seconds, plan.figures.computes):
+            raise FormatError(f"{where}.figures has no peak, seconds or computes of the schedule; solve again")
+        return plan
 
     def __str__(self) -> str:
         from rematch.report.text import describe_plan

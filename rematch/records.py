@@ -14,10 +14,11 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from rematch.errors import FormatError
+from rematch.errors import FormatError, ScheduleError
 from rematch.graph import Schedule
 
 T = TypeVar("T")
+_LARGEST_WHOLE_FLOAT = 10**308
 
 
 def to_json(record: Any) -> Any:
@@ -40,7 +41,7 @@ def from_json(kind: type[T], data: Any, where: str) -> T:
 
 def _decode(kind: Any, data: Any, where: str) -> Any:
     if kind is Schedule:
-        return Schedule(_decode(tuple[int, ...], data, where))
+        return _decode_schedule(data, where)
     if is_dataclass(kind):
         return _decode_dataclass(kind, data, where)
     if get_origin(kind) in (Union, types.UnionType):
@@ -55,9 +56,17 @@ def _decode(kind: Any, data: Any, where: str) -> Any:
     if issubclass(kind, Enum):
         return kind(_one_of([member.value for member in kind], data, where))
     if kind is float and type(data) is int:
+        _require(abs(data) < _LARGEST_WHOLE_FLOAT, "a number below 1e308", data, where)
         return float(data)
     _require(type(data) is kind, f"a value of type {kind.__name__}", data, where)
     return data
+
+
+def _decode_schedule(data: Any, where: str) -> Schedule:
+    try:
+        return Schedule(_decode(tuple[int, ...], data, where))
+    except ScheduleError as error:
+        raise FormatError(f"{where}: {error}") from error
 
 
 def _decode_dataclass(kind: Any, data: Any, where: str) -> Any:

@@ -156,14 +156,29 @@ def test_a_picture_of_no_known_kind_is_refused_before_the_work(graph_file: Path,
     assert "a.gif: its name should end in .png" in line
 
 
+def test_alone_it_shows_its_help() -> None:
+    result = rematch()
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "Usage: " in result.stdout
+    assert "generate" in result.stdout
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no device that is always full")
+def test_output_that_cannot_be_written_is_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        run = subprocess.run([*COMMAND, "solvers"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert run.returncode == 2
+    assert "rematch: cannot go on: no space left on device" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
 def test_says_its_version() -> None:
     assert rematch("--version").stdout == f"rematch {__version__}\n"
 
 
 def test_drawing_a_plan_needs_its_graph(solved: tuple[Path, Path], tmp_path: Path) -> None:
     result = rematch("show", solved[1], "--plot", tmp_path / "a.png")
-    assert result.exit_code == 2
-    assert "--graph" in result.stderr
+    assert "--graph" in fails_with_one_line(result)
     assert not (tmp_path / "a.png").exists()
 
 
@@ -263,6 +278,7 @@ def test_a_bad_argument_is_one_line(
         (["generate", "gpt", "laers=3"], "unknown parameter of 'gpt' 'laers'; did you mean 'layers'"),
         (["generate", "gpt", "layers=three"], "'layers' should be a value of type int, not 'three'"),
         (["generate", "gpt", "layers=0"], "layers=0 is too small"),
+        (["generate", "gpt", "width=7"], "width=7 cannot be split over heads=12"),
         (["generate", "gpt", "-o", "missing/g.json"], "cannot write"),
         (["sovle"], "No such command 'sovle'"),
     ],

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rematch.errors import FormatError
-from rematch.files import read_json, write_text
+from rematch.files import read_json, require_writable, write_text
 
 
 def test_writes_and_replaces(tmp_path: Path) -> None:
@@ -64,3 +64,17 @@ def test_where_nothing_can_be_written(tmp_path: Path, name: str, words: str) -> 
     with pytest.raises(FormatError, match=f"cannot write .*{words}"):
         write_text(tmp_path / name, "text")
     assert os.listdir(tmp_path) == []
+
+
+def test_a_pipe_is_written_into_and_never_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        require_writable(pipe)
+        write_text(pipe, "text")
+        assert os.read(reader, 99) == b"text"
+    finally:
+        os.close(reader)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert os.listdir(tmp_path) == ["pipe"]

@@ -36,6 +36,21 @@ def test_rooms_load_no_solver_library(room: str) -> None:
     assert not modules_after(f"import {room}") & HEAVY
 
 
+@pytest.mark.parametrize(
+    ("room", "may_import"),
+    [
+        ("graph", {"graph", "errors", "files", "units"}),
+        ("solvers", {"solvers", "graph", "errors", "units"}),
+    ],
+)
+def test_layers_point_one_way(room: str, may_import: set[str]) -> None:
+    for path in sorted((Path(rematch.__file__).parent / room).rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        modules = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+        ours = {module.split(".")[1] for module in modules if module.startswith("rematch.")}
+        assert ours <= may_import, path
+
+
 def test_every_public_name_is_found() -> None:
     for name in rematch._HOME:
         assert getattr(rematch, name).__name__ == name or name == "OnProgress"

@@ -123,6 +123,12 @@ def test_refuses_a_plan_with_a_part_missing(plan: Plan, tmp_path: Path) -> None:
         Plan.load(path)
 
 
+def test_refuses_a_plan_without_the_figures_of_its_schedule(plan: Plan, tmp_path: Path) -> None:
+    replace(plan, figures=replace(plan.figures, seconds=None)).save(tmp_path / "plan.json")
+    with pytest.raises(FormatError, match=r"plan.json.figures has no peak, seconds or computes"):
+        Plan.load(tmp_path / "plan.json")
+
+
 def test_holds_for_its_graph_whatever_the_times(graph: Graph, plan: Plan) -> None:
     slower = replace(graph, ops=tuple(replace(op, seconds=3 * op.seconds) for op in graph.ops))
     assert plan.check(graph).peak_bytes == plan.figures.peak_bytes

@@ -77,6 +77,8 @@ def test_defaults_may_be_left_out_and_unknown_keys_are_ignored() -> None:
         ("inners", [{}], r"outer.inners\[0\] has no 'label'"),
         ("inners", [{"label": "a", "ratio": "x"}], r"outer.inners\[0\].ratio should be a value of type float"),
         ("schedule", [0, "x"], r"outer.schedule\[1\]"),
+        ("schedule", [2**40], r"outer.schedule: a step is beyond"),
+        ("inners", [{"label": "a", "ratio": 10**400}], r"outer.inners\[0\].ratio should be a number below 1e308"),
         ("mode", "some", "outer.mode should be one of 'any', 'default'"),
         ("count", "x" * 99, r"x\.\.\.$"),
     ],

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from rematch.budget import format_bytes
 from rematch.graph.model import Graph, Longs, Phase
 from rematch.graph.schedule import Schedule
+from rematch.units import format_bytes
 
 _FILL = {Phase.FORWARD: "#d6e6f4", Phase.LOSS: "#e3e3e3", Phase.BACKWARD: "#fbe3c8"}
 _RECOMPUTED_BORDER = "#c4361f"

@@ -11,17 +11,15 @@ in `Loaded.notes`.
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
 from rematch.errors import FormatError, GraphError
-from rematch.files import read_json, write_text
+from rematch.files import collector_paused, read_json, write_text
 from rematch.graph.model import Graph, Op, Phase, Value
 
 FORMAT = "rematch-graph"
@@ -44,14 +42,19 @@ def load_graph(path: str | os.PathLike[str], *, plain: bool = False) -> Loaded:
 
     `plain` leaves out workspace, pinned outputs (targets and held values) and fixed memory, as the papers did.
     """
-    with _collector_paused():
-        data = read_json(path)
+    with collector_paused():  # from here to the graph, with no pass over the JSON in between
+        return graph_from_json(read_json(path), str(path), plain=plain)
+
+
+def graph_from_json(data: Any, where: str, *, plain: bool = False) -> Loaded:
+    """The graph that a file's JSON `data` holds, in either form; errors call the file `where`."""
+    with collector_paused():
         try:
             graph, notes = _decode(data, plain)
         except FormatError as error:
-            raise FormatError(f"{path}: {error}") from error
+            raise FormatError(f"{where}: {error}") from error
         except GraphError as error:
-            raise GraphError(f"{path}: {error}") from error
+            raise GraphError(f"{where}: {error}") from error
         return Loaded(_plain(graph) if plain else graph, tuple(notes))
 
 
@@ -61,18 +64,6 @@ def _decode(data: Any, plain: bool) -> tuple[Graph, list[str]]:
     if isinstance(data, dict) and {"nodes", "edges"} <= data.keys():
         return _from_benchmark(data, plain)
     raise FormatError(f'is no graph: neither "format": "{FORMAT}" nor "nodes" and "edges" at its top level')
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """A large file becomes millions of objects and no garbage; the collector would walk them over and over."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def save_graph(graph: Graph, path: str | os.PathLike[str]) -> None:
@@ -210,7 +201,10 @@ def _whole(given: Any) -> int:
 def _number(given: Any) -> float:
     if type(given) not in (int, float):
         raise _Mismatch("a number")
-    return float(given)
+    try:
+        return float(given)
+    except OverflowError:
+        raise _Mismatch("a number below 1e308") from None
 
 
 def _number_or_null(given: Any) -> float | None:

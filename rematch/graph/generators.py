@@ -175,6 +175,12 @@ class _Transformer:
     width: int
     heads: int
 
+    def __post_init__(self) -> None:
+        if self.width % self.heads:
+            raise GraphError(
+                f"width={self.width} cannot be split over heads={self.heads}; take a multiple of {self.heads}"
+            )
+
     def embedding(self, name: str, vocabulary: int) -> int:
         return self.tape.embedding(name, rows=self._rows, vocabulary=vocabulary, width=self.width)
 

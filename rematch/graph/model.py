@@ -36,7 +36,9 @@ Longs = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-_LARGEST_BYTES = 2**56  # sums over a graph stay far from the end of int64
+_LARGEST_BYTES = 2**56
+_LARGEST_TOTAL_BYTES = 2**60  # of all values, so that no peak comes near the end of int64
+_LARGEST_SECONDS = 1e30  # so that no sum over a schedule becomes infinite
 
 
 class Phase(Enum):
@@ -173,6 +175,9 @@ def _check_values(graph: Graph) -> None:
             raise GraphError(f"value {value.name!r} has a size of {size!r}; sizes are whole numbers of bytes")
         if not 0 <= size <= _LARGEST_BYTES:
             raise GraphError(f"value {value.name!r} (number {index}) has {size} bytes; 0 to 2**56 is possible")
+    total = sum(int(value.size_bytes) for value in graph.values)
+    if total > _LARGEST_TOTAL_BYTES:
+        raise GraphError(f"the values of graph {graph.name!r} have {total} bytes together; up to 2**60 is possible")
     for role, members in (("target", graph.targets), ("held", graph.held)):
         for member in members:
             if not 0 <= member < len(graph.values):
@@ -182,8 +187,8 @@ def _check_values(graph: Graph) -> None:
 def _check_ops(graph: Graph) -> None:
     producer: dict[int, Op] = {}
     for op in graph.ops:
-        if not (math.isfinite(op.seconds) and op.seconds >= 0):
-            raise GraphError(f"operator {op.name!r} takes {op.seconds} seconds; times are finite and not negative")
+        if not 0 <= op.seconds <= _LARGEST_SECONDS:  # false for nan too
+            raise GraphError(f"operator {op.name!r} takes {op.seconds} seconds; 0 to 1e30 is possible")
         if not 0 <= op.workspace_bytes <= _LARGEST_BYTES:
             raise GraphError(
                 f"operator {op.name!r} has {op.workspace_bytes} bytes of workspace; 0 to 2**56 is possible"

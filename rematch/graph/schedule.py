@@ -40,7 +40,10 @@ class Schedule:
     steps: Ints
 
     def __post_init__(self) -> None:
-        steps = np.array(self.steps, dtype=np.int32)
+        try:
+            steps = np.array(self.steps, dtype=np.int32)
+        except OverflowError as error:
+            raise ScheduleError("a step is beyond 2**31, and no operator or value has such a number") from error
         if steps.ndim != 1:
             raise ScheduleError(f"a schedule is one sequence of steps, not an array of {steps.ndim} dimensions")
         steps.flags.writeable = False

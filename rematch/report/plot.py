@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rematch.budget import format_bytes
 from rematch.errors import FormatError, RematchError
 from rematch.graph import Graph, Phase, Schedule, Simulation, baseline, simulate
 from rematch.graph.model import Bools, Floats, Ints, Longs
 from rematch.plan import extra_pct
-from rematch.report.text import count_of, format_extra, format_seconds
+from rematch.report.text import count_of, format_extra
+from rematch.units import SECONDS_UNITS, format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,7 +35,6 @@ _SMALLEST_MARK_POINTS = 1.6  # thinner marks vanish when thousands of operators 
 _LEGEND_MARK_POINTS = 6.0
 _MATRIX_POINTS = 72 * 6.5  # about the width of the matrix on the page
 _BYTES_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "bytes"))
-_SECONDS_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 _FORMATS = ("png", "svg", "pdf")
 
 
@@ -76,7 +75,7 @@ def _draw_memory(axes: Axes, graph: Graph, schedule: Schedule, seen: Simulation,
     """The schedule's memory while it runs, over the profile without recomputation and under the budget."""
     before = simulate(graph, baseline(graph))
     byte_scale, byte_unit = _unit(_BYTES_UNITS, before.peak_bytes)
-    time_scale, time_unit = _unit(_SECONDS_UNITS, seen.seconds)
+    time_scale, time_unit = _unit(SECONDS_UNITS, seen.seconds)
     before_edges, before_levels = _profile(graph, baseline(graph), before)
     edges, levels = _profile(graph, schedule, seen)
     _draw_profile(axes, before_levels / byte_scale, before_edges / time_scale, _BEFORE, "without recomputation")

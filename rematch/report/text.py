@@ -11,24 +11,14 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from rematch.budget import format_bytes
 from rematch.graph import Graph, Phase, baseline, simulate
 from rematch.plan import Figures, Plan, Recomputed
 from rematch.solvers.base import Status
+from rematch.units import format_bytes, format_seconds
 
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARKLINE_WIDTH = 60
 _GROUPS_SHOWN = 8
-_SECONDS_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
-
-
-def format_seconds(seconds: float) -> str:
-    """`format_seconds(0.00123) == "1.23 ms"`"""
-    scale, unit = next(
-        ((scale, unit) for scale, unit in _SECONDS_UNITS if abs(seconds) >= scale), _SECONDS_UNITS[-1 if seconds else 0]
-    )
-    amount = seconds / scale
-    return f"{amount:,.0f} {unit}" if abs(amount) >= 1000 else f"{amount:.3g} {unit}"
 
 
 def format_extra(pct: float | None) -> str:
@@ -176,7 +166,7 @@ def describe_demo(graph: Graph, plan: Plan) -> str:
     )
 
 
-def describe_failure(figures: Figures, graph_name: str) -> str:
+def describe_failure(figures: Figures, graph_name: str, time_limit: float) -> str:
     """One line for a search that has no schedule: what is known, and what to try."""
     f = figures
     budget = f"{format_bytes(f.budget_bytes)} ({_share(f.budget_bytes, f.baseline_peak_bytes)} of the peak)"
@@ -185,7 +175,7 @@ def describe_failure(figures: Figures, graph_name: str) -> str:
         what = f"{graph_name!r} has no schedule within {budget}, proved by {by} ({f.bound_scope.value})"
     else:
         what = f"no schedule for {graph_name!r} within {budget} found by {by}, and none ruled out"
-    return "; ".join([what, *_known_limits(f), _what_to_try(f)])
+    return "; ".join([what, *_known_limits(f), _what_to_try(f, ran_out_of_time=f.solve_seconds >= time_limit)])
 
 
 def _known_limits(f: Figures) -> list[str]:
@@ -197,12 +187,13 @@ def _known_limits(f: Figures) -> list[str]:
     return known
 
 
-def _what_to_try(f: Figures) -> str:
+def _what_to_try(f: Figures, ran_out_of_time: bool) -> str:
     if f.feasible_from_bytes is not None:
         return f"try --budget {f.feasible_from_bytes}"
     if f.status is Status.INFEASIBLE:
         return "try a larger --budget"
-    return "try a larger --budget, a longer --time-limit or another --solver (rematch solvers)"
+    longer = ", a longer --time-limit" if ran_out_of_time else ""
+    return f"try a larger --budget{longer} or another --solver (rematch solvers)"
 
 
 def _share(part: int, whole: int) -> str:

@@ -11,10 +11,11 @@ it is computed again. So every state is a valid schedule, and only its memory ca
 
 by the rule of Kirkpatrick, Gelatt and Vecchi, "Optimization by Simulated Annealing" (Science 1983). The weight rises
 while states are over the budget and falls while they are within it, so that the search walks along the border; it
-doubles until the first state within the budget. The temperature falls in cycles that grow longer, and each begins from
-the best state so far. A move evicts a value that is idle in a stage over the budget (computes it again before its next
-use, with those of its inputs that are gone), leaves a recomputation out together with what only it needed, does both,
-or shifts a recomputation to another stage. `anneal_kernels` has the state, its exact update and the moves.
+doubles until the first state within the budget. The temperature falls in cycles that grow longer. Every other cycle
+begins from the best state so far, the rest from no recomputation at all: from the best alone some searches never left
+its neighbourhood. A move evicts a value that is idle in a stage over the budget (computes it again before its next use,
+with those of its inputs that are gone), leaves a recomputation out together with what only it needed, does both, or
+shifts a recomputation to another stage. `anneal_kernels` has the state, its exact update and the moves.
 
 The result depends on the problem, the seed and the number of moves alone, not on the clock.
 """
@@ -109,6 +110,7 @@ class LocalSearch:
         self._model = make_model(problem)
         self._state = make_state(self._model, seed, _ROOM_PER_OP * (len(problem.graph.ops) + 4))
         self.moves = 0
+        self._cycles = 0  # completed
         self._cycle_length = _FIRST_CYCLE
         self._cycle_from = 0  # the move at which the present cycle began
         self._heat = _HOT
@@ -212,6 +214,9 @@ class LocalSearch:
 
     def _next_cycle(self) -> None:
         self.tidy()
+        self._cycles += 1
+        if self._cycles % 2 == 1:
+            self._load(np.zeros((0, 2), dtype=np.int32))
         self._cycle_length = int(self._cycle_length * _CYCLE_GROWTH) // _CHUNK * _CHUNK
         self._begin_cycle(_HOT)
 

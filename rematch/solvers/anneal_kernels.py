@@ -158,7 +158,7 @@ def touch(s, stage):
         s.counters[DIRTY] += 1
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def settle(m, s):
     """Find the peaks of the stages on the list again, walking each from its end to its start."""
     budget = m.budget[0]
@@ -523,7 +523,7 @@ def keep_if_best(s):
     s.counters[BEST_COST] = s.counters[COST]
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def anneal(m, s, moves):
     """Try `moves` random moves at the temperature and the weight of excess memory in `levels`."""
     temperature, weight = s.levels[TEMPERATURE], s.levels[WEIGHT]
@@ -544,7 +544,7 @@ def anneal(m, s, moves):
             keep_if_best(s)
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def trim(m, s):
     """Leave out every recomputation that can be spared without more excess, later ones of the pool first."""
     for place in range(s.counters[RECOMPUTED] - 1, -1, -1):
@@ -561,7 +561,7 @@ def trim(m, s):
         keep_if_best(s)
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def load(m, s, chosen):
     """Make `chosen`, rows of (stage, operator), the current set of recomputations."""
     while s.counters[RECOMPUTED] > 0:

@@ -71,7 +71,9 @@ class Auto(Solver):
         known = smallest_budget(problem.graph, deadline.within(_BUDGETS_SECONDS), seed=self.seed)
         return replace(
             solution,
-            infeasible_up_to_bytes=max(known.infeasible_up_to_bytes, problem.budget_bytes if incumbent.infeasible else 0),
+            infeasible_up_to_bytes=max(
+                known.infeasible_up_to_bytes, problem.budget_bytes if incumbent.infeasible else 0
+            ),
             feasible_from_bytes=known.feasible_from_bytes,
         )
 

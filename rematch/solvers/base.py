@@ -2,9 +2,10 @@
 
 `solve(Problem(graph, budget_bytes), solver="greedy").schedule`
 
-A solver is one file with one `Solver` class. Its `solve` is deterministic for a seed, stops at the deadline with the best
-it has, never changes the problem, and reports what it finds through `on_progress`. `solve()` below is the only caller:
-it refuses problems the solver does not apply to, turns Ctrl-C into an early deadline, and puts the result before the oracle.
+A solver is one file with one `Solver` class. Its `solve` is deterministic for a seed, stops at the deadline with the
+best it has, never changes the problem, and reports what it finds through `on_progress`. `solve()` below is the only
+caller: it refuses problems the solver does not apply to, turns Ctrl-C into an early deadline, and puts the result
+before the oracle.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ class Solver(ABC):
         """Whether this method can be tried on the problem, judged in linear time."""
         return True
 
-    def prepare(self) -> None:
+    def prepare(self) -> None:  # noqa: B027  # most solvers have nothing to prepare
         """Load and compile what solving needs. It cannot be interrupted, so it is done before the clock starts."""
 
     @abstractmethod
@@ -191,7 +192,9 @@ def solve(
     """
     chosen = make_solver(solver, **options) if isinstance(solver, str) else solver
     if not chosen.applicable(problem):
-        raise SolverError(f"solver {chosen.name!r} does not apply to {problem.graph.name!r}: it needs {chosen.requires}")
+        raise SolverError(
+            f"solver {chosen.name!r} does not apply to {problem.graph.name!r}: it needs {chosen.requires}"
+        )
     log: list[Progress] = []
 
     def record(progress: Progress) -> None:

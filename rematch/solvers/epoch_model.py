@@ -46,7 +46,10 @@ class Precedence:
         a = graph.arrays
         held = np.flatnonzero(a.held).astype(np.int32)
         reader = np.concatenate(
-            (np.repeat(np.arange(len(graph.ops), dtype=np.int32), np.diff(a.inputs_ptr)), np.full(len(held), a.loss, np.int32))
+            (
+                np.repeat(np.arange(len(graph.ops), dtype=np.int32), np.diff(a.inputs_ptr)),
+                np.full(len(held), a.loss, np.int32),
+            )
         )
         read = np.concatenate((a.inputs, held))
         wanted = np.full(len(graph.values), -1, dtype=np.int32)
@@ -93,10 +96,14 @@ class EpochModel:
     budget_bytes: int
     refinement: Refinement
     program: LinearModel = field(default_factory=LinearModel, init=False)
-    keep: Ints = field(init=False)  # [moment, value] -> column, or ABSENT: the value is alive while the moment first runs
+    keep: Ints = field(
+        init=False
+    )  # [moment, value] -> column, or ABSENT: the value is alive while the moment first runs
     again: Ints = field(init=False)  # [epoch, operator] -> column: computed in this epoch, and not for the first time
     twice: dict[tuple[int, int], int] = field(default_factory=dict, init=False)  # (epoch, operator) in its first epoch
-    later: list[Ints] = field(default_factory=list, init=False)  # per epoch, operator -> column: again in it or after it
+    later: list[Ints] = field(
+        default_factory=list, init=False
+    )  # per epoch, operator -> column: again in it or after it
 
     def __post_init__(self) -> None:
         graph = self.precedence.graph
@@ -157,7 +164,12 @@ class EpochModel:
         p = self.precedence
         values = np.flatnonzero((self.keep[epoch + 1] != ABSENT) & (p.made_at <= self.moments[epoch]))
         columns = np.stack(
-            (self.keep[epoch, values], self.again[epoch, p.graph.arrays.producer[values]], self.keep[epoch + 1, values]), axis=1
+            (
+                self.keep[epoch, values],
+                self.again[epoch, p.graph.arrays.producer[values]],
+                self.keep[epoch + 1, values],
+            ),
+            axis=1,
         )
         self.program.rows(columns, [1.0, 1.0, -1.0], lower=0.0)
 
@@ -195,10 +207,8 @@ class EpochModel:
             done = self.precedence.graph.arrays.position <= self.moments[epoch]
             both = np.flatnonzero(done & (now != ABSENT) & (after != ABSENT))
             column = np.where(done, np.where(now != ABSENT, now, after), ABSENT).astype(np.int32)
-            column[both] = self.program.columns(np.zeros(len(both)))
+            column[both] = self.program.columns(np.zeros(len(both)), integer=False)
             self.program.rows(np.stack((now[both], after[both], column[both]), axis=1), [1.0, 1.0, -1.0], lower=0.0)
-            for part in (now, after):
-                self.program.rows(np.stack((column[both], part[both]), axis=1), [1.0, -1.0], lower=0.0)
             self.later[epoch] = column
             wanted = self._wanted(int(self.moments[epoch]), len(self.precedence.graph.ops))
             self._require(self.keep[epoch], column, wanted)
@@ -221,7 +231,14 @@ class EpochModel:
         room = 1.0 - (a.workspace[op] / self.free_bytes + self.weight[running | held].sum() + self.weight[wanted].sum())
         kept = np.zeros(len(p.graph.values), dtype=np.bool_)
         if epoch + 1 < len(self.moments):
-            kept = (self.keep[epoch + 1] != ABSENT) & (p.made_at < position) & (p.wanted_until > end) & ~wanted & ~running & ~held
+            kept = (
+                (self.keep[epoch + 1] != ABSENT)
+                & (p.made_at < position)
+                & (p.wanted_until > end)
+                & ~wanted
+                & ~running
+                & ~held
+            )
         values = np.flatnonzero(wanted | kept)
         values = values[a.size[values] > 0]
         repeat = np.array([self._repeat_column(epoch, int(value)) for value in values], dtype=np.int32)
@@ -268,7 +285,9 @@ class EpochModel:
         column = np.full(len(p.graph.values), ABSENT, dtype=np.int32)
         column[values] = self.program.columns(np.zeros(len(values)), integer=False)
         end = np.full(len(values), ABSENT) if last else self.keep[epoch + 1, values]
-        columns = np.stack((column[values], self.keep[epoch, values], end, self.again[epoch, a.producer[values]]), axis=1)
+        columns = np.stack(
+            (column[values], self.keep[epoch, values], end, self.again[epoch, a.producer[values]]), axis=1
+        )
         self.program.rows(columns, [1.0, -1.0, -1.0, 1.0], lower=0.0 if last else -1.0)
         return column
 

@@ -33,8 +33,8 @@ Four things make it tighter, each added only where it is violated or pays:
 * *Repeats*: memory while w is computed again in e. With across[e,v] >= keep[e,v] + keep[e+1,v] - again[e,producer(v)] - 1
   (kept at both ends and not computed in e, hence alive all through e):
   sum of bytes(v) across[e,v] over v that w does not touch + bytes touched by w x again[e,w] <= budget - residents.
-* *Suffixes*: for each moment, all that follows is also one epoch, to which (inputs) applies, with later[e,w] =
-  max(again[e,w], later[e+1,w]). For whole numbers this is implied. For fractions it is not: half a recomputation in each of
+* *Suffixes*: for each moment, all that follows is also one epoch, to which (inputs) applies, with later[e,w] <=
+  again[e,w] + later[e+1,w] in place of again. For whole numbers this is implied. For fractions it is not: half a recomputation in each of
   two epochs could each lean on the same half of a kept input. It lifts the linear relaxation of random graphs by a third and more.
 
 The point found is *lifted*: each chosen operator runs just before its first use in its epoch. If the oracle finds the
@@ -60,7 +60,9 @@ from rematch.solvers.incumbent import Incumbent
 
 _TOLERANCE = 1e-6  # percent of the baseline time: the program's own accuracy
 _SUFFIXES_PAY = 0.05  # of the gap between cut-off and linear relaxation that they must close
-_NEW_MOMENTS = 3  # a round
+_NEW_MOMENTS, _NEW_STAGES, _NEW_REPEATS = 3, 16, 6  # a round
+_FIRST_ROUND = 0.15  # of the time: what a program may take before its best point so far is lifted and refined
+_ROUND_GROWTH = 1.5  # of that, after each round that was cut short
 
 
 @dataclass(frozen=True)
@@ -89,29 +91,45 @@ def search_epochs(
     problem = incumbent.problem
     precedence = Precedence.of(problem.graph)
     refinement = Refinement(moments=first_moments(problem, moments))
+    useful = refinement  # the last one that raised the bound
+    seconds = _FIRST_ROUND * incumbent.deadline.remaining
     while refinement.moments and not incumbent.over:
         model = EpochModel(precedence, problem.budget_bytes, refinement)
-        if not refinement.suffixes and _suffixes_pay(model, incumbent):
-            refinement = replace(refinement, suffixes=True)
-            model = EpochModel(precedence, problem.budget_bytes, refinement)
-        found = _minimise(model, incumbent)
+        known = incumbent.bound_seconds
+        found = _minimise(model, incumbent, incumbent.deadline.within(seconds))
         if found.infeasible:
             incumbent.prove_infeasible("epochs")
-        elif math.isfinite(found.bound):
-            incumbent.raise_bound(found.bound, "epochs")
-        if found.point is None or incumbent.over:
+        if incumbent.over:
             return
-        schedule = lift(model, found.point)
-        broken = broken_places(problem, schedule)
-        if not broken:
-            incumbent.offer(schedule, "epochs")
-        else:
-            on_lift(schedule)
-        finer = refine(refinement, broken, len(problem.graph.ops))
-        if finer == refinement:
+        if incumbent.bound_seconds > known:
+            useful = refinement
+        elif not found.finished and useful != refinement:  # too fine for the time that is left
+            refinement, seconds = useful, incumbent.deadline.remaining
+            continue
+        finer = refinement
+        if found.point is not None:
+            finer = _learn_from(found.point, model, incumbent, on_lift)
+        if found.finished and finer == refinement:
             incumbent.tell("epochs", "the relaxation cannot be refined where its schedule breaks")
             return
+        if not found.finished:
+            seconds *= _ROUND_GROWTH
+            if not finer.suffixes and _suffixes_pay(EpochModel(precedence, problem.budget_bytes, finer), incumbent):
+                finer = replace(finer, suffixes=True)
         refinement = finer
+
+
+def _learn_from(
+    point: Floats, model: EpochModel, incumbent: Incumbent, on_lift: Callable[[Schedule], None]
+) -> Refinement:
+    """Lift a point; offer the schedule if it keeps the budget, and say where the relaxation is too coarse if not."""
+    schedule = lift(model, point)
+    broken = broken_places(incumbent.problem, schedule)
+    if broken:
+        on_lift(schedule)
+    else:
+        incumbent.offer(schedule, "epochs")
+    return refine(model.refinement, broken, len(incumbent.problem.graph.ops))
 
 
 def first_moments(problem: Problem, count: int) -> tuple[int, ...]:
@@ -138,21 +156,24 @@ def _suffixes_pay(model: EpochModel, incumbent: Incumbent) -> bool:
     return lifted.infeasible or lifted.bound - plain.bound > _SUFFIXES_PAY * missing
 
 
-def _minimise(model: EpochModel, incumbent: Incumbent) -> Minimum:
+def _minimise(model: EpochModel, incumbent: Incumbent, deadline: Deadline) -> Minimum:
     suffixes = " and suffixes" if model.refinement.suffixes else ""
     incumbent.tell(
         "epochs",
         f"{len(model.moments)} moments, {len(model.refinement.stages)} stages, {len(model.refinement.repeats)} repeats"
         f"{suffixes}: {model.program.column_count} columns, {model.program.row_count} rows",
     )
-    return minimise(
+    found = minimise(
         model.program,
-        deadline=incumbent.deadline,
+        deadline=deadline,
         cutoff=incumbent.overhead_percent - _TOLERANCE,
         interrupt=lambda: incumbent.over,
         on_bound=lambda bound: incumbent.raise_bound(min(bound, incumbent.overhead_percent), "epochs"),
         absolute_gap=_TOLERANCE,
     )
+    if math.isfinite(found.bound):
+        incumbent.raise_bound(found.bound, "epochs")
+    return found
 
 
 def lift(model: EpochModel, point: Floats) -> Schedule:
@@ -230,7 +251,9 @@ def broken_places(problem: Problem, schedule: Schedule) -> list[BrokenPlace]:
     position = problem.graph.arrays.position
     return sorted(
         (
-            BrokenPlace(int(memory[i]) - problem.budget_bytes, int(stages[i]), int(ops[i]), bool(position[ops[i]] == stages[i]))
+            BrokenPlace(
+                int(memory[i]) - problem.budget_bytes, int(stages[i]), int(ops[i]), bool(position[ops[i]] == stages[i])
+            )
             for i in np.flatnonzero(memory > problem.budget_bytes)
         ),
         key=lambda place: -place.excess_bytes,
@@ -242,9 +265,11 @@ def refine(refinement: Refinement, broken: list[BrokenPlace], count: int) -> Ref
     stages, repeats, moments = set(refinement.stages), set(refinement.repeats), set(refinement.moments)
     for place in broken:
         if place.first and place.stage not in moments | stages:
-            stages.add(place.stage)
+            if len(stages) < len(refinement.stages) + _NEW_STAGES:
+                stages.add(place.stage)
         elif not place.first and (place.op, place.stage) not in repeats:
-            repeats.add((place.op, place.stage))
+            if len(repeats) < len(refinement.repeats) + _NEW_REPEATS:
+                repeats.add((place.op, place.stage))
         elif len(moments) < len(refinement.moments) + _NEW_MOMENTS:
             moments.update(closest_new_moment(moments, place.stage, count))
     return replace(refinement, moments=tuple(sorted(moments)), stages=frozenset(stages), repeats=frozenset(repeats))

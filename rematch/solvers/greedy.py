@@ -1,8 +1,8 @@
 """XLA's greedy rematerialization, as Kumar et al. describe it.
 
-R. Kumar, M. Purohit, Z. Svitkina, E. Vee, J. Wang, "Efficient Rematerialization for Deep Networks" (NeurIPS 2019), section 4,
-GreedyRemat: walk through the operators in order; while memory is over the limit, rematerialize the already scheduled
-operator that reduces it most; where nothing reduces it, move on.
+R. Kumar, M. Purohit, Z. Svitkina, E. Vee, J. Wang, "Efficient Rematerialization for Deep Networks" (NeurIPS 2019),
+section 4, GreedyRemat: walk through the operators in order; while memory is over the limit, rematerialize the already
+scheduled operator that reduces it most; where nothing reduces it, move on.
 
 To rematerialize an operator is to compute it again right before the next use of one of its values, so that the value
 need not be held until then. That saves the value, and costs whatever inputs the operator must then keep alive for it.
@@ -38,8 +38,8 @@ class Greedy(Solver):
         seen = simulate(problem.graph, schedule)
         if seen.peak_bytes > problem.budget_bytes:
             return Solution(None, Status.TIMEOUT, self.name)
-        on_progress(Progress(deadline.elapsed, self.name, best_seconds=seen.seconds))
         bound = problem.graph.baseline_seconds
+        on_progress(Progress(deadline.elapsed, self.name, best_seconds=seen.seconds, bound_seconds=bound))
         return Solution(schedule, Status.FEASIBLE, self.name, bound, BoundScope.ANY_ORDER)
 
 
@@ -66,7 +66,7 @@ def _memory_while_running(graph: Graph, sequence: Ints) -> Longs:
 
 
 def _largest_saving(graph: Graph, sequence: Ints, at: int) -> tuple[int, int]:
-    """The operator whose recomputation saves most memory while `sequence[at]` runs, and the index to insert it before."""
+    """The operator whose recomputation saves most while `sequence[at]` runs, and the index to insert it before."""
     from rematch.solvers import greedy_kernels
 
     a = graph.arrays

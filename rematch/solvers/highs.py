@@ -1,9 +1,9 @@
 """Mixed-integer programs in HiGHS, behind one small door.
 
-    model = LinearModel()
-    x = model.columns(cost=np.array([1.0, 2.0]))
-    model.rows(np.array([[x[0], x[1]]]), np.array([1.0, 1.0]), lower=1.0)
-    minimise(model, deadline=Deadline(10)).bound
+model = LinearModel()
+x = model.columns(cost=np.array([1.0, 2.0]))
+model.rows(np.array([[x[0], x[1]]]), np.array([1.0, 1.0]), lower=1.0)
+minimise(model, deadline=Deadline(10)).bound
 """
 
 from __future__ import annotations
@@ -36,9 +36,7 @@ class LinearModel:
         self._coefficients: list[Floats] = []
         self._row_bounds: list[tuple[Floats, Floats]] = []
 
-    def columns(
-        self, cost: Floats, lower: ArrayLike = 0.0, upper: ArrayLike = 1.0, *, integer: bool = True
-    ) -> Ints:
+    def columns(self, cost: Floats, lower: ArrayLike = 0.0, upper: ArrayLike = 1.0, *, integer: bool = True) -> Ints:
         """Add one column per entry of `cost`; returns their indices."""
         count = len(cost)
         self._cost.append(np.asarray(cost, dtype=np.float64))

@@ -11,7 +11,7 @@ import threading
 from rematch.graph import Schedule, simulate
 from rematch.solvers.base import BoundScope, Deadline, OnProgress, Problem, Progress, Solution, Status
 
-_SAME = 1e-8  # of the time without recomputation: times closer than this are equal
+_SAME = 1e-7  # of the time without recomputation: times closer than this are equal
 _WORTH_TELLING = 1e-5  # of the time without recomputation: smaller rises of the bound are not reported
 
 

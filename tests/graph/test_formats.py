@@ -191,6 +191,10 @@ OWN = graph_to_data(Graph((Op("f", 1.0, (), (0,)),), (Value("x", 1),), name="g")
         ({"ops": [{"name": "f", "seconds": 1, "inputs": [], "outputs": [0], "once": 1}]}, "must be true or false"),
         ({"values": [{"name": 1, "size_bytes": 1}]}, 'values[0] "name" must be text, not 1'),
         ({"values": [{"name": "x", "size_bytes": 1.5}]}, "values[0] ('x') \"size_bytes\" must be a whole number"),
+        (
+            {"ops": [{"name": "f", "seconds": 10**400, "inputs": [], "outputs": [0]}]},
+            '"seconds" must be a number below 1e308',
+        ),
         ({"targets": [None]}, '"targets" must be a list of whole numbers, not [null]'),
         ({"order": "f" * 99}, f'"order" must be a list of whole numbers, not "{"f" * 39}...'),
     ],

@@ -26,6 +26,7 @@ WEIGHTS = Value("weights", 1, resident=True)
     [
         (lambda: Graph((), (Value("a", -1),)), "'a' (number 0) has -1 bytes"),
         (lambda: Graph((), (Value("a", 2**60),)), "'a'"),
+        (lambda: Graph((), (Value("a", 2**56, resident=True),) * 17, name="g"), "the values of graph 'g' have"),
         (lambda: Graph((), (Value("a", 1.5),)), "'a' has a size of 1.5"),  # type: ignore[arg-type]
         (lambda: Graph((), (Value("a", True),)), "'a' has a size of True"),
         (lambda: Graph((), (), targets=frozenset({3})), "target value 3 does not exist"),
@@ -33,6 +34,7 @@ WEIGHTS = Value("weights", 1, resident=True)
         (lambda: Graph((Op("f", math.nan, (), ()),), ()), "'f' takes nan seconds"),
         (lambda: Graph((Op("f", math.inf, (), ()),), ()), "'f' takes inf seconds"),
         (lambda: Graph((Op("f", -1.0, (), ()),), ()), "'f' takes -1.0 seconds"),
+        (lambda: Graph((Op("f", 1e300, (), ()),), ()), "'f' takes 1e+300 seconds"),
         (lambda: Graph((Op("f", 1.0, (), (), workspace_bytes=-8),), ()), "'f' has -8 bytes of workspace"),
         (lambda: Graph((Op("f", 1.0, (), (), flops=math.nan),), ()), "'f' has nan flops"),
         (lambda: Graph((Op("f", 1.0, (7,), ()),), (A,)), "'f' reads value 7, unknown"),

@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 from rematch.errors import ScheduleError, SolverError
 from rematch.graph import Graph, Op, Phase, Schedule, Value, baseline, simulate
 from rematch.graph.generators import chain, gpt, random_layered
-from rematch.solvers import BoundScope, Problem, Progress, Status, solve
+from rematch.solvers import BoundScope, Problem, Progress, Status, anneal, solve
 from rematch.solvers.anneal import Anneal, LocalSearch, make_model, make_state, recomputations_of, schedule_of
 from rematch.solvers.exhaustive import Exhaustive
 from tests.strategies import graphs, plain_graphs, sequences, staged_sequences
@@ -176,6 +176,20 @@ def test_the_same_seed_and_moves_give_the_same_schedule_however_they_are_cut() -
     assert in_one.best is not None
     assert in_one.best == in_many.best
     assert in_one.best != other.best
+
+
+def test_the_best_never_gets_worse_from_cycle_to_cycle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(anneal, "_FIRST_CYCLE", 2000)
+    problem = less_than_baseline(random_layered(60), 80)
+    search = LocalSearch(problem, seed=3)
+    best = []
+    for _ in range(40):
+        search.run(1000)
+        best.append(search.best_seconds or float("inf"))
+    assert best == sorted(best, reverse=True)
+    assert best[-1] < best[0]
+    assert search.best is not None
+    assert peak(problem.graph, search.best) <= problem.budget_bytes
 
 
 def test_a_budget_that_fits_is_optimal_without_a_move() -> None:

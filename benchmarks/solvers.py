@@ -1,0 +1,231 @@
+"""How near to optimal, how fast: the default solver on real and generated graphs.
+
+    python benchmarks/solvers.py --graphs DIR [--limit 60] [--only REGEX] [--solver auto] [--results DIR]
+
+DIR holds the benchmark graphs as JSON; without it only generated graphs are solved. Budgets are percentages of the peak
+without recomputation, or bytes for the graphs with published schedules. Prints a line a case, keeps all as JSON,
+and draws gap against time for each family. TDI is the extra time in percent of no recomputation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import platform
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from datetime import date
+from importlib.metadata import version
+
+import rematch
+from pathlib import Path
+
+from rematch.files import write_text
+from rematch.graph import Graph, baseline, generators, simulate
+from rematch.graph.formats import load_graph
+from rematch.solvers import Problem, Solution, solve
+
+CHECKMATE = (
+    "fcn_8_vgg_b32",
+    "mobilenet_b512",
+    "resnet50_b256",
+    "segnet_b32",
+    "vgg16_b256",
+    "vgg19_b256",
+    "vgg_unet_b32",
+)
+LAYERED = ("rl_g1_n100", "rl_g2_n250", "rl_g3_n500", "rl_g4_n1000")
+TRACES = ("dtr_unet", "dtr_resnet32", "dtr_inceptionv4", "dtr_transformer", "dtr_tv_densenet121")
+LONG_TRACES = ("dtr_unroll_gan", "dtr_treelstm", "dtr_lstm")
+
+
+@dataclass(frozen=True)
+class Case:
+    family: str
+    name: str
+    budget: str
+    load: Callable[[], tuple[Graph, int]]  # the graph and the budget in bytes
+    reference_percent: float | None = None  # TDI that others published
+
+
+@dataclass(frozen=True)
+class Row:
+    family: str
+    name: str
+    budget: str
+    operators: int
+    status: str
+    best_percent: float | None
+    bound_percent: float | None
+    gap_points: float | None
+    seconds_to_best: float | None
+    seconds_to_proof: float | None
+    solve_seconds: float
+    peak_of_budget: float | None
+    reference_percent: float | None
+    curve: list[tuple[float, float]]  # seconds, gap in points
+
+
+def cases(folder: Path | None) -> Iterator[Case]:
+    if folder is not None:
+        for name in CHECKMATE:
+            for percent in (90, 80, 50):
+                yield from_file("checkmate", folder / f"cm_{name}_train.json", percent)
+        for name in LAYERED:
+            for percent in (90, 80):
+                yield from_file("random layered", folder / f"{name}.json", percent)
+        yield from published(folder)
+        for name in TRACES:
+            for percent in (80, 50, 30):
+                yield from_file("traces", folder / f"{name}.json", percent)
+        for name in LONG_TRACES:
+            for percent in (80, 50):
+                yield from_file("long traces", folder / f"{name}.json", percent)
+    for layers in (12, 24, 48, 96):
+        for percent in (50, 30):
+            yield generated("gpt", layers, percent)
+    yield generated("gpt", 96, 10)
+    yield generated("gpt", 96, 5)
+    yield generated("gpt", 200, 50)
+    yield generated("encoder_decoder", 36, 50)
+    yield generated("encoder_decoder", 80, 50)
+
+
+def from_file(family: str, path: Path, percent: int) -> Case:
+    return Case(family, path.stem, f"{percent} %", lambda: at_percent(load_graph(path, plain=True).graph, percent))
+
+
+def generated(family: str, layers: int, percent: int) -> Case:
+    make = generators.FAMILIES[family]
+    return Case("generated", f"{family} {layers}", f"{percent} %", lambda: at_percent(make(layers), percent))
+
+
+def at_percent(graph: Graph, percent: int) -> tuple[Graph, int]:
+    return graph, simulate(graph, baseline(graph)).peak_bytes * percent // 100
+
+
+def published(folder: Path) -> Iterator[Case]:
+    """MONeT's graphs with Gurobi's schedules, whose solver ignored workspace; then the same budgets with workspace."""
+    points = json.loads((folder / "reference_monet_checkmate.json").read_text())
+    for point in points:
+        path, budget = folder / f"{point['graph']}.json", point["budget_activation_bytes"]
+        yield Case(
+            "monet", path.stem, f"{budget / 1e9:.2f}e9", file_at(path, budget, plain=True), point["overhead_pct"]
+        )
+    for point in points:
+        path, budget = folder / f"{point['graph']}.json", point["budget_total_bytes"]
+        yield Case("monet with workspace", path.stem, f"{budget / 1e9:.2f}e9", file_at(path, budget, plain=False))
+
+
+def file_at(path: Path, budget: int, *, plain: bool) -> Callable[[], tuple[Graph, int]]:
+    return lambda: (load_graph(path, plain=plain).graph, budget)
+
+
+def run(case: Case, solver: str, limit: float) -> Row:
+    graph, budget = case.load()
+    solution = solve(Problem(graph, budget), solver, time_limit=limit)
+
+    def percent(seconds: float | None) -> float | None:
+        return None if seconds is None else (seconds / graph.baseline_seconds - 1) * 100
+
+    seen = simulate(graph, solution.schedule) if solution.schedule is not None else None
+    best, bound = percent(seen.seconds) if seen else None, percent(solution.lower_bound_seconds)
+    curve = gap_curve(solution, graph.baseline_seconds)
+    return Row(
+        family=case.family,
+        name=case.name,
+        budget=case.budget,
+        operators=len(graph.ops),
+        status=solution.status.value,
+        best_percent=best,
+        bound_percent=bound,
+        gap_points=None if best is None or bound is None else best - bound,
+        seconds_to_best=time_to_best(solution),
+        seconds_to_proof=solution.solve_seconds if solution.status.value in ("optimal", "infeasible") else None,
+        solve_seconds=solution.solve_seconds,
+        peak_of_budget=seen.peak_bytes / budget if seen else None,
+        reference_percent=case.reference_percent,
+        curve=curve,
+    )
+
+
+def time_to_best(solution: Solution) -> float | None:
+    known = [entry for entry in solution.log if entry.best_seconds is not None]
+    best = min((entry.best_seconds or math.inf for entry in known), default=None)
+    return next((entry.at_seconds for entry in known if entry.best_seconds == best), None)
+
+
+def gap_curve(solution: Solution, baseline_seconds: float) -> list[tuple[float, float]]:
+    return [
+        (entry.at_seconds, (entry.best_seconds - (entry.bound_seconds or baseline_seconds)) / baseline_seconds * 100)
+        for entry in solution.log
+        if entry.best_seconds is not None
+    ]
+
+
+HEADER = f"{'graph':26} {'budget':>8} {'ops':>5} {'status':>10} {'TDI':>8} {'bound':>8} {'gap':>7} {'to best':>8} {'to proof':>8} {'peak':>6} {'published':>9}"
+
+
+def line(row: Row) -> str:
+    def number(value: float | None, width: int, digits: int = 3) -> str:
+        return f"{'-':>{width}}" if value is None else f"{value:>{width}.{digits}f}"
+
+    return (
+        f"{row.name:26} {row.budget:>8} {row.operators:>5} {row.status:>10} {number(row.best_percent, 8)} "
+        f"{number(row.bound_percent, 8)} {number(row.gap_points, 7)} {number(row.seconds_to_best, 8, 1)} "
+        f"{number(row.seconds_to_proof, 8, 1)} {number(row.peak_of_budget, 6)} {number(row.reference_percent, 9)}"
+    )
+
+
+def draw(rows: list[Row], folder: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    families = list(dict.fromkeys(row.family for row in rows))
+    figure, axes = plt.subplots(len(families), 1, figsize=(9, 3.2 * len(families)), squeeze=False, layout="constrained")
+    for axis, family in zip(axes[:, 0], families, strict=True):
+        for row in (row for row in rows if row.family == family and row.curve):
+            seconds, gaps = zip(*row.curve, strict=True)
+            axis.step([*seconds, row.solve_seconds], [max(gap, 1e-4) for gap in (*gaps, gaps[-1])], where="post", lw=1)
+            axis.annotate(f"{row.name} {row.budget}", (row.solve_seconds, max(gaps[-1], 1e-4)), fontsize=5)
+        axis.set(title=family, xscale="log", yscale="log", xlabel="seconds", ylabel="gap, points")
+    figure.savefig(folder / "solvers-gap.png", dpi=150)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--graphs", type=Path, help="folder of benchmark graphs")
+    parser.add_argument("--limit", type=float, default=60.0, help="seconds for each case")
+    parser.add_argument("--only", default="", help="regular expression on 'family name budget'")
+    parser.add_argument("--solver", default="auto")
+    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
+    arguments = parser.parse_args()
+    rows: list[Row] = []
+    print(HEADER)
+    for case in cases(arguments.graphs):
+        if re.search(arguments.only, f"{case.family} {case.name} {case.budget}"):
+            rows.append(run(case, arguments.solver, arguments.limit))
+            print(line(rows[-1]), flush=True)
+    if not rows:
+        parser.error(f"no case matches {arguments.only!r}")
+    arguments.results.mkdir(parents=True, exist_ok=True)
+    kept = {
+        "date": date.today().isoformat(),
+        "machine": f"{platform.machine()}, Python {platform.python_version()}",
+        "versions": {"rematch": rematch.__version__, **{name: version(name) for name in ("highspy", "numba", "numpy")}},
+        "solver": arguments.solver,
+        "limit_seconds": arguments.limit,
+        "finished": time.strftime("%H:%M"),
+        "rows": [asdict(row) for row in rows],
+    }
+    write_text(arguments.results / "solvers.json", json.dumps(kept, indent=1))
+    draw(rows, arguments.results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""Bytes and seconds as people read them.
+
+`format_bytes(1536) == "1.50 KiB"`
+
+At the bottom of the house, so that every room can use it.
+"""
+
+from __future__ import annotations
+
+SECONDS_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
+_BYTES_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+
+
+def format_bytes(size_bytes: int) -> str:
+    """`format_bytes(1536) == "1.50 KiB"`: at most three figures and a binary unit."""
+    amount, unit = float(size_bytes), 0
+    while abs(amount) >= 999.5 and unit < len(_BYTES_UNITS) - 1:
+        amount, unit = amount / 1024, unit + 1
+    if unit == 0:
+        return f"{size_bytes} B"
+    digits = 2 if abs(amount) < 9.995 else 1 if abs(amount) < 99.95 else 0
+    return f"{amount:.{digits}f} {_BYTES_UNITS[unit]}"
+
+
+def format_seconds(seconds: float) -> str:
+    """`format_seconds(0.00123) == "1.23 ms"`"""
+    scale, unit = next(
+        ((scale, unit) for scale, unit in SECONDS_UNITS if abs(seconds) >= scale), SECONDS_UNITS[-1 if seconds else 0]
+    )
+    amount = seconds / scale
+    return f"{amount:,.0f} {unit}" if abs(amount) >= 1000 else f"{amount:.3g} {unit}"
