@@ -19,10 +19,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import date
 from importlib.metadata import version
-
-import rematch
 from pathlib import Path
 
+import rematch
 from rematch.files import write_text
 from rematch.graph import Graph, baseline, generators, simulate
 from rematch.graph.formats import load_graph
@@ -166,7 +165,10 @@ def gap_curve(solution: Solution, baseline_seconds: float) -> list[tuple[float, 
     ]
 
 
-HEADER = f"{'graph':26} {'budget':>8} {'ops':>5} {'status':>10} {'TDI':>8} {'bound':>8} {'gap':>7} {'to best':>8} {'to proof':>8} {'peak':>6} {'published':>9}"
+HEADER = (
+    f"{'graph':26} {'budget':>8} {'ops':>5} {'status':>10} {'TDI':>8} {'bound':>8} {'gap':>7} {'to best':>8} "
+    f"{'to proof':>8} {'peak':>6} {'published':>9}"
+)
 
 
 def line(row: Row) -> str:

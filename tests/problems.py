@@ -48,7 +48,7 @@ def mirror_graphs(draw: st.DrawFn, max_layers: int = 4) -> Graph:
         ops=tuple(ops),
         values=tuple(values),
         targets=frozenset(value for value in [*gradients, *made[0]] if draw(_seldom)),
-        held=frozenset(outputs[0] for outputs in made if draw(_seldom)),
+        held=frozenset(made[draw(st.integers(0, layers - 1))]) if draw(st.booleans()) else frozenset(),
     )
 
 
@@ -64,6 +64,32 @@ def tiny_problems(draw: st.DrawFn, max_ops: int = 8, max_layers: int = 4) -> Pro
     if draw(_seldom):
         return Problem(graph, smallest - 1)
     return Problem(graph, draw(st.integers(smallest, max(smallest, peak_bytes(graph) - 1))))
+
+
+def held_for_the_loss() -> Problem:
+    """y (5) does not fit beside c (9), and nothing reads y but the loss holds it: it is best made again before that."""
+    ops = (
+        Op("make y", 1.0, (), (0,)),
+        Op("make c", 1.0, (), (1,)),
+        Op("shrink c", 1.0, (1,), (2,)),
+        Op("loss", 1.0, (2,), (3,), phase=Phase.LOSS),
+        Op("back", 1.0, (3,), (4,), phase=Phase.BACKWARD),
+    )
+    values = tuple(Value(f"v{index}", size) for index, size in enumerate((5, 9, 1, 1, 1)))
+    return Problem(Graph(ops, values, held=frozenset({0})), 12)
+
+
+def changed_resident() -> Problem:
+    """x (5) does not fit beside y (9) and is used after the update of what it is made from: made again before that."""
+    ops = (
+        Op("make x", 1.0, (0,), (1,)),
+        Op("make y", 1.0, (), (2,)),
+        Op("shrink y", 1.0, (2,), (3,)),
+        Op("update", 1.0, (3,), (), once=True, mutates=(0,)),
+        Op("use x", 1.0, (1,), (4,)),
+    )
+    values = tuple(Value(f"v{index}", size, resident=index == 0) for index, size in enumerate((1, 5, 9, 1, 1)))
+    return Problem(Graph(ops, values, targets=frozenset({4})), 12)
 
 
 def peak_bytes(graph: Graph, schedule: Schedule | None = None) -> int:

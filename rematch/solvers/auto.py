@@ -3,14 +3,14 @@
 `solve(problem, "auto", time_limit=60)`
 
 Local search (`anneal`) finds good schedules fast and proves nothing; the relaxation (`epochs`) proves, and its lifted
-schedules are often optimal or nearly within the budget. They run in two threads, both of whose inner loops are compiled
-and let go of Python's lock, and share one incumbent: the relaxation searches only below the best schedule known, and
-each lifted schedule that breaks the budget is handed to the local search to repair. The search ends when the bound meets the
-schedule (or comes within `gap_target`), or at the deadline. Where nothing was found, the last part of the time goes
-to saying which budgets can be kept.
+schedules are often optimal, or nearly within the budget. They run in two threads, whose inner loops are compiled and
+let go of Python's lock, and share one incumbent: the relaxation searches only below the best schedule known, and each
+lifted schedule that breaks the budget goes to the local search to repair. The search ends when the bound meets the
+schedule (or comes within `gap_target`), or at the deadline. Where nothing was found, the last part of the time goes to
+saying which budgets can be kept.
 
-With `threads=1` the two take turns, the local search for `iterations` moves each time, so that a run that is not cut off by the
-clock is the same every time.
+With `threads=1` the two take turns, the local search for `iterations` moves each time, so that a run that is not cut
+short by the clock is the same every time.
 """
 
 from __future__ import annotations

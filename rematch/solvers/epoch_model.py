@@ -2,9 +2,9 @@
 
 `EpochModel(Precedence.of(graph), budget_bytes, Refinement(moments=(5, 9)))`
 
-Words: *position* is a place in the default order, *stage q* what runs after the first computation at position q-1
-through that at position q, *moments* tau_1 < ... < tau_K are positions, *epoch k* is the stages after tau_k through tau_(k+1); epoch
-K ends the schedule. Epochs count from 0 in the code, and the stages up to the first moment are the *opening*.
+Words: *position* is a place in the default order; *stage q* is what runs after the first computation at position q-1
+through that at position q; *moments* tau_1 < ... < tau_K are positions; *epoch k* is the stages after tau_k through
+tau_(k+1), and epoch K ends the schedule. Epochs count from 0 in the code; the stages up to tau_1 are the *opening*.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _useful_until(graph: Graph, wanted: Ints) -> Ints:
 
 @dataclass(eq=False)
 class EpochModel:
-    """The program for one budget and one refinement. Costs are seconds over the graph's baseline seconds, in percent."""
+    """The program for one budget and one refinement. Costs are in percent of the graph's baseline seconds."""
 
     precedence: Precedence
     budget_bytes: int
@@ -304,8 +304,5 @@ def _merged(columns: Ints, coefficients: Floats) -> tuple[Ints, Floats]:
     """One row with each column once."""
     present = columns != ABSENT
     unique, place = np.unique(columns[present], return_inverse=True)
-    return unique[None, :].astype(np.int32), np.bincount(place, weights=coefficients[present], minlength=len(unique))
-
-
-def sizes_in_words(model: EpochModel) -> str:
-    return f"{len(model.moments)} moments, {model.program.column_count} columns, {model.program.row_count} rows"
+    summed = np.bincount(place, weights=coefficients[present], minlength=len(unique)).astype(np.float64)
+    return unique[None, :].astype(np.int32), summed

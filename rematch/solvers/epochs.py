@@ -2,44 +2,45 @@
 
 Our own method, in the frame of P. Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor
 Rematerialization" (MLSys 2020): the default order of first computations cuts a schedule into n stages, and Checkmate
-has variables R (computed in a stage) and S (in memory at its start) for each. Here memory is enforced at K chosen
-*moments* tau_1 < ... < tau_K only, each the first computation at some position, and the stages between two moments are one *epoch*:
+has variables R (computed in a stage) and S (in memory at its start) for each. Here memory is enforced only at K chosen
+*moments* tau_1 < ... < tau_K, each the first computation at some position; the stages between two are one *epoch*:
 
     minimise    sum of seconds(w) again[e,w]
-    keep[k,v]   = 1 if v is alive while tau_k first runs             (v made by then; inputs and outputs of tau_k: 1)
-    again[e,w]  = 1 if w runs in epoch e, and did so before          (w first computed by tau_e)
+    keep[k,v]   = 1 if v is alive while tau_k first runs      (v made by then; 1 for the inputs and outputs of tau_k)
+    again[e,w]  = 1 if w runs in epoch e, and did so before   (w first computed by tau_e)
     (memory)    sum of bytes(v) keep[k,v] + workspace(tau_k) <= budget - residents
     (carry)     keep[e+1,v] <= keep[e,v] + again[e,producer(v)]                            for v made by tau_e
-    (inputs)    1 or again[e,w] <= keep[e,v] + again[e,producer(v)]       for v made by tau_e, read by a first computation
-                in e, or by w
+    (inputs)    1 <= keep[e,v] + again[e,producer(v)]           for v made by tau_e, read by a first computation in e
+                again[e,w] <= keep[e,v] + again[e,producer(v)]  for v that w reads
 
-*It is a relaxation.* Take any valid schedule whose first computations follow the order and which computes nothing in vain,
-however often and in whatever order it recomputes inside an epoch, and read the variables off it. (memory) is the
-oracle's rule at tau_k with part of what is alive left out. (carry): a value alive while tau_(e+1) runs and made by tau_e
-was either not computed in e, and then it was alive all through e, and so while tau_e ran (an operator frees nothing
-before it ends); or it was. (inputs): the same for the moment of the reading. The objective counts each repetition at least once, so the
-program's dual bound is a lower bound, and an infeasible program proves that no such schedule keeps the budget.
-Leaving out `keep` or `again` where nothing after tau can use the value only removes what a schedule that computes nothing in
-vain does not do. Operators marked once, and readers of what is mutated, have no `again` after their last stage; held values have keep = 1 from the
-loss on; targets are read at the end.
+*It is a relaxation.* Take any valid schedule whose first computations follow the order and which computes nothing in
+vain, however often and in whatever order it recomputes inside an epoch, and read the variables off it. (memory) is the
+oracle's rule at tau_k with part of what is alive left out. (carry): a value alive while tau_(e+1) runs and made by
+tau_e was either not computed in e, and then it was alive all through e, and so while tau_e ran (an operator frees
+nothing before it ends); or it was. (inputs): the same for the moment of the reading. The objective counts each
+repetition at least once, so the program's dual bound is a lower bound, and an infeasible program proves that no such
+schedule keeps the budget. Leaving out `keep` or `again` where nothing after tau can use the value only removes what a
+schedule that computes nothing in vain does not do. Operators marked once, and readers of what is mutated, have no
+`again` after their last stage; held values have keep = 1 from the loss on; targets are read at the end.
 
 Four things make it tighter, each added only where it is violated or pays:
 
 * *Moments*: more of them. A moment splits an epoch, and both halves satisfy the argument above.
-* *Stages*: memory at position q inside epoch e without variables of its own. A value made before q and read after q by a first computation of
-  e is alive at q or computed again in e: bytes(v) (1 - again[e,producer(v)]); one kept at tau_(e+1) counts
-  bytes(v) (keep[e+1,v] - again[e,producer(v)]), which is at most its true share. Producers first computed in e itself
-  get a variable that says that they run twice in e, with its cost.
-* *Repeats*: memory while w is computed again in e. With across[e,v] >= keep[e,v] + keep[e+1,v] - again[e,producer(v)] - 1
-  (kept at both ends and not computed in e, hence alive all through e):
-  sum of bytes(v) across[e,v] over v that w does not touch + bytes touched by w x again[e,w] <= budget - residents.
-* *Suffixes*: for each moment, all that follows is also one epoch, to which (inputs) applies, with later[e,w] <=
-  again[e,w] + later[e+1,w] in place of again. For whole numbers this is implied. For fractions it is not: half a recomputation in each of
-  two epochs could each lean on the same half of a kept input. It lifts the linear relaxation of random graphs by a third and more.
+* *Stages*: memory at position q inside epoch e, without variables of its own. A value made before q and read after q by
+  a first computation of e is alive at q or computed again in e: bytes(v) (1 - again[e,producer(v)]); one kept at
+  tau_(e+1) counts bytes(v) (keep[e+1,v] - again[e,producer(v)]), which is at most its true share. Producers first
+  computed in e itself get a variable that says that they run twice in e, with its cost.
+* *Repeats*: memory while w is computed again in e. With across[e,v] >= keep[e,v] + keep[e+1,v] - again[e,producer(v)]
+  - 1 (kept at both ends and not computed in e, hence alive all through e): sum of bytes(v) across[e,v] over what w does
+  not touch + (bytes w touches + workspace) again[e,w] <= budget - residents.
+* *Suffixes*: for each moment, all that follows is also one epoch, to which (inputs) applies with later[e,w] in place of
+  again, where later[e,w] <= again[e,w] + later[e+1,w]. For whole numbers this is implied. For fractions it is not: half
+  a recomputation in each of two epochs could lean twice on the same half of a kept input. It lifts the linear
+  relaxation of random layered graphs by a third.
 
 The point found is *lifted*: each chosen operator runs just before its first use in its epoch. If the oracle finds the
-lifted schedule within the budget, it costs what the program says and is optimal; else the places where it breaks are refined.
-The bound is valid for schedules whose first computations follow the default order.
+lifted schedule within the budget, it costs what the program says and is optimal; else the places where it breaks are
+refined. The bound is valid for schedules whose first computations follow the default order.
 """
 
 from __future__ import annotations
@@ -179,58 +180,55 @@ def _minimise(model: EpochModel, incumbent: Incumbent, deadline: Deadline) -> Mi
 def lift(model: EpochModel, point: Floats) -> Schedule:
     """The schedule that runs each operator the point computes again just before its first use in the epoch."""
     graph = model.precedence.graph
-    a = graph.arrays
+    order = graph.arrays.order
+    position = graph.arrays.position
     count = len(graph.ops)
-    repeated: dict[int, list[int]] = {}  # stage -> operators, inputs before their readers
+    repeated: list[set[int]] = [set() for _ in range(count + 1)]  # per stage, operators
     for epoch, chosen in model.recomputations(point):
-        waiting = set(chosen)
-        for stage in range(int(model.moments[epoch]) + 1, min(int(model.ends[epoch]), count - 1) + 1):
-            if not waiting:
-                break
-            for producer in _producers(graph, int(a.order[stage])):
-                _run_again(graph, producer, waiting, repeated.setdefault(stage, []))
-        for op in sorted(waiting, key=a.position.__getitem__):  # only kept for the next epoch
-            repeated.setdefault(int(model.ends[epoch]), []).append(op)
+        for op, stage in _first_uses(graph, chosen, int(model.moments[epoch]), int(model.ends[epoch])).items():
+            repeated[stage].add(op)
     for (epoch, op), column in model.twice.items():
         if point[column] > 0.5:
-            stage = _second_use(model, epoch, op)
-            if stage is not None:
-                repeated.setdefault(stage, []).append(op)
+            repeated[_second_use(model, epoch, op)].add(op)
     sequence: list[int] = []
-    for stage in range(count + 1):
-        sequence.extend(sorted(set(repeated.get(stage, ())), key=a.position.__getitem__))
-        if stage < count:
-            sequence.append(int(a.order[stage]))
+    for stage, ops in enumerate(repeated):
+        sequence.extend(sorted(ops, key=position.__getitem__))
+        sequence.extend(order[stage : stage + 1].tolist())
     return Schedule.from_ops(graph, sequence)
 
 
-def _producers(graph: Graph, op: int) -> list[int]:
+def _first_uses(graph: Graph, chosen: list[int], moment: int, end: int) -> dict[int, int]:
+    """The stage in which each chosen operator of an epoch is first needed there, by a first computation or another."""
     a = graph.arrays
-    return a.producer[a.inputs[a.inputs_ptr[op] : a.inputs_ptr[op + 1]]].tolist()
+    stages: dict[int, int] = {}
+    for op in sorted(chosen, key=a.position.__getitem__, reverse=True):  # readers before what they read
+        stage = min(end, int(a.last_stage[op]))
+        for user in _readers(graph, op):
+            first = int(a.position[user])
+            stage = min(stage, first if first > moment else stages.get(user, stage))
+        stages[op] = stage
+    return stages
 
 
-def _run_again(graph: Graph, op: int, waiting: set[int], run: list[int]) -> None:
-    """Move `op`, and before it the producers of its inputs, from `waiting` to `run`."""
-    stack = [op]
-    while stack:
-        top = stack.pop()
-        if top in waiting:
-            waiting.discard(top)
-            run.append(top)
-            stack.extend(_producers(graph, top))
+def _readers(graph: Graph, op: int) -> list[int]:
+    """Operators that read what `op` makes; the loss reads what is held."""
+    a = graph.arrays
+    readers: list[int] = []
+    for value in a.outputs[a.outputs_ptr[op] : a.outputs_ptr[op + 1]].tolist():
+        readers.extend(a.users[a.users_ptr[value] : a.users_ptr[value + 1]].tolist())
+        if a.held[value]:
+            readers.append(a.loss)
+    return readers
 
 
-def _second_use(model: EpochModel, epoch: int, op: int) -> int | None:
+def _second_use(model: EpochModel, epoch: int, op: int) -> int:
     """The first use of an operator's values after a stage of its first epoch at which memory is enforced."""
     a = model.precedence.graph.arrays
     begin = int(a.position[op])
     end = int(model.moments[epoch + 1]) if epoch + 1 < len(model.moments) else len(model.precedence.graph.ops)
-    enforced = [stage for stage in model.refinement.stages if begin < stage < end]
-    if not enforced:
-        return None
-    made = a.outputs[a.outputs_ptr[op] : a.outputs_ptr[op + 1]]
-    uses = [int(a.position[user]) for value in made for user in a.users[a.users_ptr[value] : a.users_ptr[value + 1]]]
-    return min((use for use in uses if min(enforced) < use <= end), default=end)
+    enforced = min(stage for stage in model.refinement.stages if begin < stage < end)
+    uses = [int(a.position[user]) for user in _readers(model.precedence.graph, op)]
+    return min([use for use in uses if enforced < use <= end] + [end, int(a.last_stage[op])])
 
 
 @dataclass(frozen=True)

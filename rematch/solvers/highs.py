@@ -48,7 +48,7 @@ class LinearModel:
     def rows(
         self, columns: Ints, coefficients: ArrayLike, lower: ArrayLike = -math.inf, upper: ArrayLike = math.inf
     ) -> None:
-        """Add one row per row of the matrix `columns`, whose entries may be ABSENT; coefficients broadcast to its shape."""
+        """Add a row per row of `columns`, whose entries may be ABSENT; coefficients broadcast to its shape."""
         present = columns != ABSENT
         self._row_lengths.append(present.sum(axis=1).astype(np.int32))
         self._indices.append(columns[present].astype(np.int32))
@@ -102,7 +102,8 @@ def minimise(
 ) -> Minimum:
     """Minimise; only points that cost less than `cutoff` are of interest, `start` is a known point.
 
-    `interrupt` is asked again and again while the search runs, and ends it by answering True. With `relaxed`, columns need not be whole.
+    `interrupt` is asked again and again while the search runs, and ends it by answering True. With `relaxed`, columns
+    need not be whole.
     """
     import highspy
 

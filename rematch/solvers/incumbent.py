@@ -16,7 +16,7 @@ _WORTH_TELLING = 1e-5  # of the time without recomputation: smaller rises of the
 
 
 class Incumbent:
-    """Every schedule offered goes through the oracle; only better ones within the budget are kept. Safe between threads."""
+    """Every schedule offered goes through the oracle; only better ones within the budget stay. Safe between threads."""
 
     def __init__(
         self,

@@ -2,13 +2,12 @@
 
 `smallest_budget(graph, Deadline(10)).feasible_from_bytes`
 
-From below by the linear relaxation of the epoch model, from above by local search; both halve the range between what is known.
+From below by the linear relaxation of the epoch model, from above by local search; both halve the range in between.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
 
 from rematch.graph import Graph, Schedule, baseline, simulate
 from rematch.solvers.anneal import LocalSearch

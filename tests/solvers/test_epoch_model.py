@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from rematch.graph import Graph, Op, Phase, Value
+from rematch.graph import Graph
 from rematch.solvers import Deadline, Problem
 from rematch.solvers.epoch_model import EpochModel, Precedence, Refinement
 from rematch.solvers.highs import minimise
-from tests.problems import fewest_seconds, tiny_problems
+from tests.problems import changed_resident, fewest_seconds, held_for_the_loss, tiny_problems
 
 TOLERANCE = 1e-5  # percent of the time without recomputation; the program is solved to 1e-6
 
@@ -67,6 +67,11 @@ def test_no_refinement_proves_more_than_the_truth(problem: Problem, data: st.Dat
 @settings(max_examples=100)
 def test_seeing_everything_still_proves_no_more_than_the_truth(problem: Problem, suffixes: bool) -> None:
     assert bound_percent(problem, everything(problem.graph, suffixes=suffixes)) <= least_percent(problem) + TOLERANCE
+
+
+@pytest.mark.parametrize("problem", [held_for_the_loss(), changed_resident()], ids=["loss", "update"])
+def test_seeing_everything_proves_what_one_recomputation_costs(problem: Problem) -> None:
+    assert bound_percent(problem, everything(problem.graph)) == pytest.approx(20.0)
 
 
 @given(tiny_problems(), st.data())

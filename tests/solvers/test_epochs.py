@@ -7,7 +7,7 @@ import math
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from rematch.graph import Graph, Op, Phase, Schedule, Value, baseline, simulate
+from rematch.graph import Graph, Op, Schedule, Value, baseline, simulate
 from rematch.graph.generators import chain, gpt
 from rematch.solvers import BoundScope, Deadline, Problem, Progress, Status, solve
 from rematch.solvers.epoch_model import EpochModel, Precedence, Refinement
@@ -23,7 +23,14 @@ from rematch.solvers.epochs import (
 )
 from rematch.solvers.highs import minimise
 from rematch.solvers.incumbent import Incumbent
-from tests.problems import check_against_truth, fewest_seconds, peak_bytes, tiny_problems
+from tests.problems import (
+    changed_resident,
+    check_against_truth,
+    fewest_seconds,
+    held_for_the_loss,
+    peak_bytes,
+    tiny_problems,
+)
 from tests.solvers.test_epoch_model import refinements
 
 
@@ -84,37 +91,11 @@ def test_an_impossible_budget_is_proved_so() -> None:
     assert (solution.status, solution.schedule, solution.lower_bound_seconds) == (Status.INFEASIBLE, None, None)
 
 
-def test_what_reads_a_resident_is_computed_again_before_the_resident_changes() -> None:
-    """x (5) does not fit beside y (9), is used after the update, and must be made again before it."""
-    ops = (
-        Op("make x", 1.0, (0,), (1,)),
-        Op("make y", 1.0, (), (2,)),
-        Op("shrink y", 1.0, (2,), (3,)),
-        Op("update", 1.0, (3,), (), once=True, mutates=(0,)),
-        Op("use x", 1.0, (1,), (4,)),
-    )
-    sizes = (1, 5, 9, 1, 1)
-    values = tuple(Value(f"v{index}", size, resident=index == 0) for index, size in enumerate(sizes))
-    problem = Problem(Graph(ops, values, targets=frozenset({4})), 12)
+@pytest.mark.parametrize("problem", [held_for_the_loss(), changed_resident()], ids=["loss", "update"])
+def test_computes_again_before_the_loss_or_an_update_what_is_needed_after_it(problem: Problem) -> None:
     solution = solve(problem, Epochs(), time_limit=5.0)
-    assert (solution.status, solution.lower_bound_seconds) == (Status.OPTIMAL, pytest.approx(6.0))
     assert fewest_seconds(problem) == 6.0
-
-
-def test_a_held_value_is_computed_again_before_the_loss() -> None:
-    """y (5) does not fit beside c (9); nothing reads y, but the loss holds it."""
-    ops = (
-        Op("make y", 1.0, (), (0,)),
-        Op("make c", 1.0, (), (1,)),
-        Op("shrink c", 1.0, (1,), (2,)),
-        Op("loss", 1.0, (2,), (3,), phase=Phase.LOSS),
-        Op("back", 1.0, (3,), (4,), phase=Phase.BACKWARD),
-    )
-    values = tuple(Value(f"v{index}", size) for index, size in enumerate((5, 9, 1, 1, 1)))
-    problem = Problem(Graph(ops, values, held=frozenset({0})), 12)
-    solution = solve(problem, Epochs(), time_limit=5.0)
     assert (solution.status, solution.lower_bound_seconds) == (Status.OPTIMAL, pytest.approx(6.0))
-    assert fewest_seconds(problem) == 6.0
 
 
 def test_a_budget_that_fits_needs_no_program() -> None:
