@@ -12,9 +12,9 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import platform
 import re
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import date
@@ -207,26 +207,30 @@ def main() -> None:
     parser.add_argument("--solver", default="auto")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args()
+    arguments.results.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []
     print(HEADER)
     for case in cases(arguments.graphs):
         if re.search(arguments.only, f"{case.family} {case.name} {case.budget}"):
             rows.append(run(case, arguments.solver, arguments.limit))
             print(line(rows[-1]), flush=True)
+            keep(rows, arguments)
     if not rows:
         parser.error(f"no case matches {arguments.only!r}")
-    arguments.results.mkdir(parents=True, exist_ok=True)
+    draw(rows, arguments.results)
+
+
+def keep(rows: list[Row], arguments: argparse.Namespace) -> None:
+    """All rows so far as JSON, so that a run that is stopped loses nothing."""
     kept = {
         "date": date.today().isoformat(),
-        "machine": f"{platform.machine()}, Python {platform.python_version()}",
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
         "versions": {"rematch": rematch.__version__, **{name: version(name) for name in ("highspy", "numba", "numpy")}},
         "solver": arguments.solver,
         "limit_seconds": arguments.limit,
-        "finished": time.strftime("%H:%M"),
         "rows": [asdict(row) for row in rows],
     }
-    write_text(arguments.results / "solvers.json", json.dumps(kept, indent=1))
-    draw(rows, arguments.results)
+    write_text(arguments.results / "solvers.json", json.dumps(kept))
 
 
 if __name__ == "__main__":

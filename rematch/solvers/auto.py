@@ -91,17 +91,20 @@ class Auto(Solver):
     def _in_turns(self, incumbent: Incumbent) -> None:
         search = LocalSearch(incumbent.problem, seed=self.seed, start=incumbent.schedule)
 
-        def take_a_turn(start: Schedule | None = None) -> None:
-            if start is not None:
-                search.adopt(start)
+        def take_a_turn() -> None:
+            _offer(search, incumbent)
             for _ in range(0, self.iterations, _MOVES_AT_ONCE):
                 if incumbent.over:
                     return
-                if search.run(_MOVES_AT_ONCE) and search.best is not None:
-                    incumbent.offer(search.best, "anneal")
+                search.run(_MOVES_AT_ONCE)
+                _offer(search, incumbent)
+
+        def repair(lifted: Schedule) -> None:
+            search.adopt(lifted)
+            take_a_turn()
 
         take_a_turn()
-        search_epochs(incumbent, moments=self.moments, on_lift=take_a_turn)
+        search_epochs(incumbent, moments=self.moments, on_lift=repair)
 
 
 class _LocalSearchThread(threading.Thread):
@@ -121,11 +124,16 @@ class _LocalSearchThread(threading.Thread):
     def _search(self) -> None:
         incumbent = self._incumbent
         search = LocalSearch(incumbent.problem, seed=self._seed, start=incumbent.schedule)
+        _offer(search, incumbent)
         while not (incumbent.over or search.finished):
             if not self._lifted.empty():
                 search.adopt(self._lifted.get())
             elif incumbent.schedule is not None and incumbent.seconds < (search.best_seconds or float("inf")):
                 search.adopt(incumbent.schedule)
             search.run(_MOVES_AT_ONCE)
-            if search.best is not None and (search.best_seconds or 0.0) < incumbent.seconds:
-                incumbent.offer(search.best, "anneal")
+            _offer(search, incumbent)
+
+
+def _offer(search: LocalSearch, incumbent: Incumbent) -> None:
+    if search.best is not None and search.best_seconds is not None and search.best_seconds < incumbent.seconds:
+        incumbent.offer(search.best, "anneal")

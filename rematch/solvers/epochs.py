@@ -114,7 +114,8 @@ def search_epochs(
             incumbent.tell("epochs", "the relaxation cannot be refined where its schedule breaks")
             return
         if not found.finished:
-            seconds *= _ROUND_GROWTH
+            nothing_learned = finer == refinement
+            seconds = incumbent.deadline.remaining if nothing_learned else _ROUND_GROWTH * seconds
             if not finer.suffixes and _suffixes_pay(EpochModel(precedence, problem.budget_bytes, finer), incumbent):
                 finer = replace(finer, suffixes=True)
         refinement = finer
@@ -259,20 +260,33 @@ def broken_places(problem: Problem, schedule: Schedule) -> list[BrokenPlace]:
 
 
 def refine(refinement: Refinement, broken: list[BrokenPlace], count: int) -> Refinement:
-    """Look more closely where the lifted schedule breaks: first by rows, then by moments, worst places first."""
+    """Look more closely where the lifted schedule breaks: a moment at the worst place, rows at others, then moments."""
     stages, repeats, moments = set(refinement.stages), set(refinement.repeats), set(refinement.moments)
     for place in broken:
-        if place.first and place.stage not in moments | stages:
+        new_moment = len(moments) < len(refinement.moments) + _NEW_MOMENTS
+        if place is broken[0] or (place.first and place.stage in stages):
+            if new_moment:
+                moments.update(closest_new_moment(moments, place.stage, count))
+        elif place.first and place.stage not in moments:
             if len(stages) < len(refinement.stages) + _NEW_STAGES:
                 stages.add(place.stage)
         elif not place.first and (place.op, place.stage) not in repeats:
             if len(repeats) < len(refinement.repeats) + _NEW_REPEATS:
                 repeats.add((place.op, place.stage))
-        elif len(moments) < len(refinement.moments) + _NEW_MOMENTS:
+        elif new_moment:
             moments.update(closest_new_moment(moments, place.stage, count))
-    return replace(refinement, moments=tuple(sorted(moments)), stages=frozenset(stages), repeats=frozenset(repeats))
+    return replace(
+        refinement,
+        moments=tuple(sorted(moments)),
+        stages=frozenset(stages - moments),
+        repeats=frozenset(repeats),
+    )
 
 
 def closest_new_moment(moments: set[int], stage: int, count: int) -> list[int]:
-    """The stage itself if it is not a moment, else the one before it."""
-    return [position for position in (stage, stage - 1) if 0 <= position < count and position not in moments][:1]
+    """The position nearest to `stage` that is not a moment yet, earlier ones first; none if all are."""
+    for distance in range(count):
+        for position in (stage - distance, stage + distance):
+            if 0 <= position < count and position not in moments:
+                return [position]
+    return []

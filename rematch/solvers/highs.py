@@ -61,19 +61,19 @@ class LinearModel:
 
         program = highspy.HighsLp()
         program.num_col_, program.num_row_ = self.column_count, self.row_count
-        program.col_cost_ = np.concatenate(self._cost)
-        program.col_lower_ = np.concatenate([lower for lower, _ in self._bounds])
-        program.col_upper_ = np.concatenate([upper for _, upper in self._bounds])
-        program.row_lower_ = np.concatenate([lower for lower, _ in self._row_bounds])
-        program.row_upper_ = np.concatenate([upper for _, upper in self._row_bounds])
+        program.col_cost_ = _joined(self._cost)
+        program.col_lower_ = _joined([lower for lower, _ in self._bounds])
+        program.col_upper_ = _joined([upper for _, upper in self._bounds])
+        program.row_lower_ = _joined([lower for lower, _ in self._row_bounds])
+        program.row_upper_ = _joined([upper for _, upper in self._row_bounds])
         matrix = program.a_matrix_
         matrix.format_ = highspy.MatrixFormat.kRowwise
-        matrix.start_ = np.concatenate(([0], np.cumsum(np.concatenate(self._row_lengths))))
-        matrix.index_ = np.concatenate(self._indices)
-        matrix.value_ = np.concatenate(self._coefficients)
+        matrix.start_ = np.concatenate(([0], np.cumsum(_joined(self._row_lengths)))).astype(np.int32)
+        matrix.index_ = _joined(self._indices).astype(np.int32)
+        matrix.value_ = _joined(self._coefficients)
         if not relaxed:
             kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
-            program.integrality_ = [kinds[integer] for integer in np.concatenate(self._integer).tolist()]
+            program.integrality_ = [kinds[integer] for integer in _joined(self._integer).tolist()]
         return program
 
 
@@ -93,20 +93,21 @@ def minimise(
     *,
     deadline: Deadline,
     cutoff: float = math.inf,
-    start: Floats | None = None,
     relaxed: bool = False,
     interrupt: Callable[[], bool] = lambda: False,
     on_bound: Callable[[float], None] = lambda bound: None,
     absolute_gap: float = 1e-6,
     seed: int = 0,
 ) -> Minimum:
-    """Minimise; only points that cost less than `cutoff` are of interest, `start` is a known point.
+    """Minimise; only points that cost less than `cutoff` are of interest.
 
     `interrupt` is asked again and again while the search runs, and ends it by answering True. With `relaxed`, columns
     need not be whole.
     """
     import highspy
 
+    if model.column_count == 0:
+        model.columns(np.zeros(1))  # HiGHS answers nothing about a program without columns
     highs = highspy.Highs()
     options: dict[str, Any] = {
         "output_flag": False,
@@ -121,10 +122,6 @@ def minimise(
     for name, value in options.items():
         highs.setOptionValue(name, value)
     highs.passModel(model.to_highs(relaxed=relaxed))
-    if start is not None and not relaxed:
-        known = highspy.HighsSolution()
-        known.col_value = start.tolist()
-        highs.setSolution(known)
 
     def look(event: Any) -> None:
         on_bound(float(event.data_out.mip_dual_bound))
@@ -158,3 +155,7 @@ def _read(highs: Any, cutoff: float, relaxed: bool) -> Minimum:
 
 def _filled(entry: ArrayLike, count: int) -> Floats:
     return np.broadcast_to(np.asarray(entry, dtype=np.float64), (count,))
+
+
+def _joined(parts: list[Any]) -> NDArray[Any]:
+    return np.concatenate(parts) if parts else np.zeros(0)

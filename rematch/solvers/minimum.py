@@ -44,7 +44,7 @@ def smallest_budget(graph: Graph, deadline: Deadline, *, seed: int = 0) -> Budge
     possible = simulate(graph, schedule).peak_bytes
     impossible = _raise_impossible(graph, impossible, possible, deadline.within(0.5 * deadline.remaining))
     low = impossible
-    while possible - low > _CLOSE * possible and not deadline.expired:
+    while possible - low > max(1, _CLOSE * possible) and not deadline.expired:
         middle = (low + possible) // 2
         found = _find(Problem(graph, middle), schedule, deadline.within(deadline.remaining / 3), seed)
         if found is None:
@@ -58,7 +58,7 @@ def _raise_impossible(graph: Graph, impossible: int, possible: int, deadline: De
     """The largest budget found for which even the linear relaxation has no point."""
     precedence = Precedence.of(graph)
     high = possible
-    while high - impossible > _CLOSE * high and not deadline.expired:
+    while high - impossible > max(1, _CLOSE * high) and not deadline.expired:
         middle = (impossible + high) // 2
         moments = first_moments(Problem(graph, middle), _MOMENTS)
         model = EpochModel(precedence, middle, Refinement(moments))

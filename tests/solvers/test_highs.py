@@ -122,17 +122,6 @@ def test_bounds_per_column_fix_it() -> None:
     assert minimise(model, deadline=Deadline()).objective == pytest.approx(17.0)
 
 
-def test_a_known_point_is_taken_up() -> None:
-    model = hard()
-    start = np.zeros(model.column_count)
-    start[0] = start[1:41:2] = 1.0
-    without, given = (
-        minimise(model, deadline=Deadline(), start=point, interrupt=lambda: True) for point in (None, start)
-    )
-    assert without.objective > 1.5
-    assert given.objective == pytest.approx(1.0)
-
-
 @pytest.mark.parametrize("stop", ["interrupt", "deadline"])
 def test_a_search_that_is_stopped_claims_no_more_than_it_has_proved(stop: str) -> None:
     asked: list[bool] = []
