@@ -264,7 +264,7 @@ def refine(refinement: Refinement, broken: list[BrokenPlace], count: int) -> Ref
     stages, repeats, moments = set(refinement.stages), set(refinement.repeats), set(refinement.moments)
     for place in broken:
         new_moment = len(moments) < len(refinement.moments) + _NEW_MOMENTS
-        if place is broken[0] or (place.first and place.stage in stages):
+        if place.first and (place is broken[0] or place.stage in stages):
             if new_moment:
                 moments.update(closest_new_moment(moments, place.stage, count))
         elif place.first and place.stage not in moments:

@@ -152,17 +152,18 @@ def test_broken_places_are_told_worst_first_with_their_stage() -> None:
     ]
 
 
-def test_refines_by_rows_first_and_by_moments_where_rows_were_not_enough() -> None:
-    first, again = BrokenPlace(9, 4, 7, True), BrokenPlace(5, 6, 2, False)
-    once = refine(Refinement((1,)), [first, again], 10)
-    assert once == Refinement((1,), stages=frozenset({4}), repeats=frozenset({(2, 6)}))
-    twice = refine(once, [first, again], 10)
-    assert (twice.moments, twice.stages, twice.repeats) == ((1, 4, 6), once.stages, once.repeats)
+def test_refines_the_worst_place_by_a_moment_and_others_by_rows_before_moments() -> None:
+    worst, other, again = BrokenPlace(9, 4, 7, True), BrokenPlace(7, 8, 8, True), BrokenPlace(5, 6, 2, False)
+    once = refine(Refinement((1,)), [worst, other, again], 10)
+    assert once == Refinement((1, 4), stages=frozenset({8}), repeats=frozenset({(2, 6)}))
+    twice = refine(once, [again, other], 10)
+    assert twice == Refinement((1, 4, 6, 8), repeats=once.repeats)
     assert refine(twice, [], 10) == twice
 
 
 @pytest.mark.parametrize(
-    ("moments", "stage", "expected"), [({1, 5}, 3, [3]), ({1, 3}, 3, [2]), ({2, 3}, 3, []), ({0}, 0, []), ({1}, 4, [3])]
+    ("moments", "stage", "expected"),
+    [({1, 5}, 3, [3]), ({1, 3}, 3, [2]), ({2, 3}, 3, [1]), ({0}, 0, [1]), ({1}, 4, [3]), ({0, 1, 2, 3}, 2, [])],
 )
 def test_the_closest_new_moment(moments: set[int], stage: int, expected: list[int]) -> None:
     assert closest_new_moment(moments, stage, 4) == expected
