@@ -85,21 +85,22 @@ def cases(folder: Path | None) -> Iterator[Case]:
                 yield from_file("long traces", folder / f"{name}.json", percent)
     for layers in (12, 24, 48, 96):
         for percent in (50, 30):
-            yield generated("gpt", layers, percent)
-    yield generated("gpt", 96, 10)
-    yield generated("gpt", 96, 5)
-    yield generated("gpt", 200, 50)
-    yield generated("encoder_decoder", 36, 50)
-    yield generated("encoder_decoder", 80, 50)
+            yield generated("gpt", (layers,), percent)
+    yield generated("gpt", (96,), 10)
+    yield generated("gpt", (96,), 5)
+    yield generated("gpt", (200,), 50)
+    yield generated("encoder_decoder", (36, 36), 50)
+    yield generated("encoder_decoder", (80, 80), 50)
 
 
 def from_file(family: str, path: Path, percent: int) -> Case:
     return Case(family, path.stem, f"{percent} %", lambda: at_percent(load_graph(path, plain=True).graph, percent))
 
 
-def generated(family: str, layers: int, percent: int) -> Case:
+def generated(family: str, layers: tuple[int, ...], percent: int) -> Case:
     make = generators.FAMILIES[family]
-    return Case("generated", f"{family} {layers}", f"{percent} %", lambda: at_percent(make(layers), percent))
+    name = f"{family} {'+'.join(map(str, layers))}"
+    return Case("generated", name, f"{percent} %", lambda: at_percent(make(*layers), percent))
 
 
 def at_percent(graph: Graph, percent: int) -> tuple[Graph, int]:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 
 from rematch.graph import Schedule, baseline
 from rematch.solvers.anneal import LocalSearch
-from rematch.solvers.base import Deadline, OnProgress, Problem, Solution, Solver
+from rematch.solvers.base import BoundScope, Deadline, OnProgress, Problem, Solution, Solver
 from rematch.solvers.epochs import search_epochs
 from rematch.solvers.greedy import Greedy, greedy_schedule
 from rematch.solvers.incumbent import Incumbent
@@ -56,7 +56,7 @@ class Auto(Solver):
             problem, deadline, on_progress, gap_target=self.gap_target, give_up_seconds=deadline.remaining - reserve
         )
         if problem.budget_bytes < surely_needed_bytes(problem.graph):
-            incumbent.prove_infeasible(self.name)
+            incumbent.prove_infeasible(self.name, BoundScope.ANY_ORDER)
         incumbent.offer(baseline(problem.graph), "noremat")
         if not incumbent.over:
             incumbent.offer(greedy_schedule(problem, deadline.within(_GREEDY_SHARE * deadline.remaining)), "greedy")

@@ -32,7 +32,7 @@ class Incumbent:
         self.schedule: Schedule | None = None
         self.seconds = float("inf")
         self.bound_seconds = self._told_bound = problem.graph.baseline_seconds
-        self.infeasible = False
+        self.infeasible, self._infeasible_scope = False, BoundScope.DEFAULT_ORDER
         self._give_up_seconds = give_up_seconds
         self._on_progress = on_progress
         self._lock = threading.Lock()
@@ -84,9 +84,9 @@ class Incumbent:
                 self._told_bound = self.bound_seconds
                 self._report(by, f"at least +{self.bound_percent:.3f} %")
 
-    def prove_infeasible(self, by: str) -> None:
+    def prove_infeasible(self, by: str, scope: BoundScope = BoundScope.DEFAULT_ORDER) -> None:
         with self._lock:
-            self.infeasible = True
+            self.infeasible, self._infeasible_scope = True, scope
             self._report(by, "no schedule keeps the budget")
 
     def tell(self, by: str, message: str) -> None:
@@ -103,11 +103,11 @@ class Incumbent:
         else:
             proved = self.seconds - self.bound_seconds <= _SAME * self._scale
             status = Status.OPTIMAL if proved else Status.FEASIBLE
-        unavoidable = self.bound_seconds <= self._scale
+        bound_scope = BoundScope.ANY_ORDER if self.bound_seconds <= self._scale else BoundScope.DEFAULT_ORDER
         return Solution(
             schedule=self.schedule,
             status=status,
             solver=solver,
             lower_bound_seconds=None if self.infeasible else self.bound_seconds,
-            bound_scope=BoundScope.ANY_ORDER if unavoidable else BoundScope.DEFAULT_ORDER,
+            bound_scope=self._infeasible_scope if self.infeasible else bound_scope,
         )
