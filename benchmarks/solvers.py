@@ -195,8 +195,9 @@ def draw(rows: list[Row], folder: Path) -> None:
         for row in (row for row in rows if row.family == family and row.curve):
             seconds, gaps = zip(*row.curve, strict=True)
             axis.step([*seconds, row.solve_seconds], [max(gap, 1e-4) for gap in (*gaps, gaps[-1])], where="post", lw=1)
-            axis.annotate(f"{row.name} {row.budget}", (row.solve_seconds, max(gaps[-1], 1e-4)), fontsize=5)
-        axis.set(title=family, xscale="log", yscale="log", xlabel="seconds", ylabel="gap, points")
+            if row.status == "feasible":  # the closed ones all end on the floor, where names would cover each other
+                axis.annotate(f" {row.name} {row.budget}", (row.solve_seconds, max(gaps[-1], 1e-4)), fontsize=6)
+        axis.set(title=family, xscale="log", yscale="log", xlabel="seconds", ylabel="gap, points", xlim=(0.01, 400))
     figure.savefig(folder / "solvers-gap.png", dpi=150)
 
 

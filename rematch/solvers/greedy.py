@@ -45,7 +45,8 @@ class Greedy(Solver):
 
 def greedy_schedule(problem: Problem, deadline: Deadline) -> Schedule:
     """What the walk ends with, within the budget or not."""
-    graph, sequence, at = problem.graph, problem.graph.arrays.order, 0
+    graph, at = problem.graph, 0
+    sequence = graph.arrays.order.copy()  # writable like what replaces it: compiled code tells the two apart
     while not deadline.expired:
         over = np.flatnonzero(_memory_while_running(graph, sequence)[at:] > problem.budget_bytes)
         if not over.size:

@@ -85,3 +85,17 @@ def test_finds_schedules_of_training_graphs(percent: int) -> None:
 def test_an_expired_deadline_ends_the_walk_at_once() -> None:
     graph = chain(10)
     assert greedy_schedule(Problem(graph, 0), Deadline(0.0)) == baseline(graph)
+
+
+def test_nothing_is_compiled_after_the_clock_has_started() -> None:
+    """Cold code must not use up a short time limit: `prepare` compiles all that a solve calls."""
+    from rematch.graph import kernels
+    from rematch.solvers import greedy_kernels
+
+    compiled = (kernels.simulate_steps, kernels.steps_with_frees, greedy_kernels.largest_saving)
+    Greedy().prepare()
+    prepared = [list(function.signatures) for function in compiled]
+    graph = gpt(layers=2)
+    problem = Problem(graph, peak_bytes(graph) * 6 // 10)
+    assert simulate(graph, greedy_schedule(problem, Deadline())).counts.max() > 1
+    assert [list(function.signatures) for function in compiled] == prepared
