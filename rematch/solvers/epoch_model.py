@@ -200,16 +200,15 @@ class EpochModel:
 
     def _relate_epochs(self) -> None:
         """For each moment, the same requirements as if all that comes after it were one epoch."""
-        count = len(self.moments)
-        self.later = [self.again[epoch].copy() for epoch in range(count)]
-        for epoch in range(count - 2, -1, -1):
-            now, after = self.again[epoch], self.later[epoch + 1]
+        after = self.again[-1]  # operator -> column: computed again in an epoch or after it
+        for epoch in range(len(self.moments) - 2, -1, -1):
+            now = self.again[epoch]
             done = self.precedence.graph.arrays.position <= self.moments[epoch]
             both = np.flatnonzero(done & (now != ABSENT) & (after != ABSENT))
             column = np.where(done, np.where(now != ABSENT, now, after), ABSENT).astype(np.int32)
             column[both] = self.program.columns(np.zeros(len(both)), integer=False)
             self.program.rows(np.stack((now[both], after[both], column[both]), axis=1), [1.0, 1.0, -1.0], lower=0.0)
-            self.later[epoch] = column
+            after = column
             wanted = self._wanted(int(self.moments[epoch]), len(self.precedence.graph.ops))
             self._require(self.keep[epoch], column, wanted)
 

@@ -97,7 +97,6 @@ def minimise(
     interrupt: Callable[[], bool] = lambda: False,
     on_bound: Callable[[float], None] = lambda bound: None,
     absolute_gap: float = 1e-6,
-    seed: int = 0,
 ) -> Minimum:
     """Minimise; only points that cost less than `cutoff` are of interest.
 
@@ -112,7 +111,6 @@ def minimise(
     options: dict[str, Any] = {
         "output_flag": False,
         "threads": 1,
-        "random_seed": seed,
         "time_limit": max(deadline.remaining, 0.01),
         "mip_rel_gap": 0.0,
         "mip_abs_gap": absolute_gap,

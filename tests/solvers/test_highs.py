@@ -147,7 +147,7 @@ def test_stopping_the_deadline_from_outside_stops_the_search() -> None:
 
 def test_the_same_program_twice_gives_the_same_point() -> None:
     model = covering(costs=(1.0,) * 8, weights=(1.0,) * 8, needed=4.0)  # many minima
-    first, second = (minimise(model, deadline=Deadline(), seed=3) for _ in range(2))
+    first, second = (minimise(model, deadline=Deadline()) for _ in range(2))
     assert first.point is not None
     assert second.point is not None
     assert first.point.tolist() == second.point.tolist()
