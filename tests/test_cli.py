@@ -163,7 +163,9 @@ def test_alone_it_shows_its_help() -> None:
     assert "generate" in result.stdout
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no device that is always full")
+@pytest.mark.skipif(
+    not Path("/dev/full").exists(), reason="needs /dev/full, a device that is always full: run on Linux"
+)
 def test_output_that_cannot_be_written_is_one_line() -> None:
     with open("/dev/full", "w") as full:
         run = subprocess.run([*COMMAND, "solvers"], stdout=full, stderr=subprocess.PIPE, text=True)

@@ -216,12 +216,16 @@ class EpochModel:
         """The epoch that a stage lies in; -1 for the opening."""
         return int(np.searchsorted(self.moments, stage, side="left")) - 1
 
+    def end_of(self, epoch: int) -> int:
+        """The last stage of an epoch, or of the opening (-1)."""
+        return int(self.ends[epoch]) if epoch >= 0 else int(self.moments[0])
+
     def _enforce_memory_in_stage(self, position: int) -> None:
         """Values needed after `position` are alive while it runs, unless their producer runs again in this epoch."""
         p = self.precedence
         a = p.graph.arrays
         epoch = self.epoch_of(position)
-        end = int(self.moments[epoch + 1]) if epoch + 1 < len(self.moments) else len(p.graph.ops)
+        end = self.end_of(epoch)
         op = a.order[position]
         running = np.zeros(len(p.graph.values), dtype=np.bool_)
         running[p.touched(op)] = True

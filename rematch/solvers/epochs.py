@@ -226,7 +226,7 @@ def _second_use(model: EpochModel, epoch: int, op: int) -> int:
     """The first use of an operator's values after a stage of its first epoch at which memory is enforced."""
     a = model.precedence.graph.arrays
     begin = int(a.position[op])
-    end = int(model.moments[epoch + 1]) if epoch + 1 < len(model.moments) else len(model.precedence.graph.ops)
+    end = model.end_of(epoch)
     enforced = min(stage for stage in model.refinement.stages if begin < stage < end)
     uses = [int(a.position[user]) for user in _readers(model.precedence.graph, op)]
     return min([use for use in uses if enforced < use <= end] + [end, int(a.last_stage[op])])
