@@ -30,6 +30,14 @@ class BudgetInfeasible(BudgetError):
     """A budget no schedule can keep; the message names the limit and the nearest budget that works."""
 
 
+class DeviceError(RematchError):
+    """A device whose speed and memory we do not know."""
+
+
+class CaptureError(RematchError):
+    """A module that cannot be captured or run as planned; the message names the place and the ways around it."""
+
+
 class SolverError(RematchError):
     """An unknown solver, one that does not apply to this graph, or an option it does not have."""
 

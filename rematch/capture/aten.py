@@ -1,0 +1,119 @@
+"""What ATen operators are to a scheduler: random, in need of state, able to work in place, or better not repeated.
+
+`is_random(node)` for a node that calls `aten.bernoulli`
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Node
+
+aten = torch.ops.aten
+
+# Batch norm kernels that update the running statistics they are given: where in their arguments these are, and whether
+# it trains. The schemas do not say that they write, so tracing leaves them as they are.
+BATCH_NORM_STATISTICS: dict[OpOverload, tuple[tuple[int, ...], int]] = {
+    aten.native_batch_norm.default: ((3, 4), 5),
+    aten.cudnn_batch_norm.default: ((3, 4), 5),
+    aten.miopen_batch_norm.default: ((3, 4), 5),
+}
+# Their backward kernels take the statistics too, and do not read them if the forward trained (None: it always did).
+_BATCH_NORM_BACKWARD_STATISTICS: dict[OpOverload, tuple[tuple[int, ...], int | None]] = {
+    aten.native_batch_norm_backward.default: ((3, 4), 7),
+    aten.cudnn_batch_norm_backward.default: ((3, 4), None),
+    aten.miopen_batch_norm_backward.default: ((3, 4), None),
+}
+
+# CUDA kernels that add with atomics, so that two runs may differ in the last bit.
+_NONDETERMINISTIC_ON_CUDA = frozenset(
+    """
+    _adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward _efficient_attention_backward _embedding_bag_backward
+    _embedding_bag_dense_backward _flash_attention_backward _index_put_impl
+    _scaled_dot_product_efficient_attention_backward _scaled_dot_product_flash_attention_backward
+    _scaled_dot_product_cudnn_attention_backward _upsample_bicubic2d_aa_backward _upsample_bilinear2d_aa_backward
+    adaptive_max_pool2d_backward adaptive_max_pool3d_backward avg_pool3d_backward bincount cumsum
+    embedding_dense_backward fractional_max_pool2d_backward fractional_max_pool3d_backward grid_sampler_2d_backward
+    grid_sampler_3d_backward histc index_add index_put index_reduce max_pool3d_with_indices_backward max_unpool2d
+    max_unpool3d nll_loss2d_forward put reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward
+    replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward scatter_add scatter_reduce
+    upsample_bicubic2d_backward upsample_bilinear2d_backward upsample_linear1d_backward upsample_nearest1d_backward
+    upsample_nearest2d_backward upsample_nearest3d_backward upsample_trilinear3d_backward
+    """.split()
+)
+
+
+def is_random(node: Node) -> bool:
+    """Whether the call draws from a generator."""
+    target = node.target
+    if not isinstance(target, OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
+        return False
+    # Fused attention carries the tag, and draws only if it drops out.
+    for index, argument in enumerate(target._schema.arguments):
+        if argument.name == "dropout_p":
+            given = node.args[index] if index < len(node.args) else node.kwargs.get("dropout_p", argument.default_value)
+            return given != 0.0
+    return True
+
+
+def may_repeat(target: Any, on_cuda: bool) -> bool:
+    """Whether running the operator twice on the same inputs gives the same bits (random ones: with their state)."""
+    if not isinstance(target, OpOverload):
+        return False
+    if target.namespace not in ("aten", "prims", "prim"):
+        # A custom operator promises nothing but what its schema says, and collectives must run as often everywhere.
+        return False
+    if not on_cuda or torch.are_deterministic_algorithms_enabled():
+        return True
+    return target.overloadpacket.__name__ not in _NONDETERMINISTIC_ON_CUDA
+
+
+def without_running_statistics(target: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """Arguments that make a training batch norm compute the same and update nothing; None for all other calls."""
+    if target not in BATCH_NORM_STATISTICS:
+        return None
+    statistics, training = BATCH_NORM_STATISTICS[target]
+    if not args[training] or all(args[index] is None for index in statistics):
+        return None
+    return tuple(None if index in statistics else arg for index, arg in enumerate(args))
+
+
+def updated_statistics(node: Node) -> tuple[Node, ...]:
+    """The running statistics that a call changes in place."""
+    if without_running_statistics(node.target, node.args) is None:
+        return ()
+    statistics, _ = BATCH_NORM_STATISTICS[node.target]  # type: ignore[index]
+    return tuple(arg for index in statistics if isinstance(arg := node.args[index], Node))
+
+
+def forget_unread_statistics(graph: torch.fx.Graph) -> None:
+    """Take the running statistics out of backward kernels that do not read them.
+
+    They change during forward, so that whoever read them in backward would see other contents than were traced.
+    """
+    for node in graph.nodes:
+        if node.target not in _BATCH_NORM_BACKWARD_STATISTICS:
+            continue
+        statistics, training = _BATCH_NORM_BACKWARD_STATISTICS[node.target]
+        if training is None or node.args[training]:
+            node.args = tuple(None if index in statistics else arg for index, arg in enumerate(node.args))
+
+
+@lru_cache(maxsize=None)
+def in_place_twin(target: Any) -> OpOverload | None:
+    """The variant that overwrites its first argument with the same bits, for pointwise operators that have one."""
+    if target is aten.bernoulli.p:
+        twin: OpOverload = aten.bernoulli_.float
+        return twin
+    if not isinstance(target, OpOverload) or target.namespace != "aten" or torch.Tag.pointwise not in target.tags:
+        return None
+    packet = getattr(aten, f"{target.overloadpacket.__name__}_", None)
+    found = getattr(packet, target._overloadname, None) if packet is not None else None
+    return found if isinstance(found, OpOverload) and _takes_the_same(target, found) else None
+
+
+def _takes_the_same(one: OpOverload, other: OpOverload) -> bool:
+    return [a.name for a in one._schema.arguments] == [a.name for a in other._schema.arguments]

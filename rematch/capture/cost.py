@@ -1,0 +1,139 @@
+"""What running one operator costs and what it returns, however that was found out.
+
+`Call.of(node, values).key` names the operator with the shapes, strides, types and scalars it is given: calls with equal
+keys cost the same and are looked at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Time, memory beyond inputs and outputs while it runs, and arithmetic (None where it is not known)."""
+
+    seconds: float
+    workspace_bytes: int
+    flops: float | None
+
+
+@dataclass(frozen=True)
+class Result:
+    """One tensor that a call returns. `alias` says whose storage it shares.
+
+    That is `i` for the call's i-th distinct tensor argument, `~i` for its own earlier result i, None for none of them.
+    """
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: str
+    offset: int
+    storage_bytes: int
+    alias: int | None = None
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The cost of a call and what it returns, one entry for each result; None stands for an absent one."""
+
+    cost: Cost
+    results: tuple[Result | None, ...]
+
+
+@dataclass(frozen=True)
+class Placeholder:
+    """Stands in a call's arguments for its distinct tensor number `index`."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """An operator with its arguments, the tensors among them numbered by first appearance."""
+
+    target: Any
+    leaves: tuple[Any, ...]
+    structure: pytree.TreeSpec
+    tensors: tuple[torch.Tensor, ...]  # distinct, fake
+    key: str
+
+    @staticmethod
+    def of(node: Node, value_of: Callable[[Node], Any], target: Any = None) -> Call:
+        """The call that `node` makes when its arguments have these values, or `target` in place of its operator."""
+        leaves, structure = pytree.tree_flatten((node.args, node.kwargs), is_leaf=lambda leaf: isinstance(leaf, Node))
+        numbers: dict[int, int] = {}
+        tensors: list[torch.Tensor] = []
+        for position, leaf in enumerate(leaves):
+            if isinstance(leaf, Node):
+                value = value_of(leaf)
+                if isinstance(value, torch.Tensor):
+                    if id(value) not in numbers:
+                        numbers[id(value)] = len(tensors)
+                        tensors.append(value)
+                    value = Placeholder(numbers[id(value)])
+                leaves[position] = value
+        called = node.target if target is None else target
+        described = ", ".join(describe(tensor) for tensor in tensors)
+        given = ", ".join(_describe_leaf(leaf) for leaf in leaves)
+        key = f"{called}({given} | {structure_text(structure)}) on {described}"
+        return Call(called, tuple(leaves), structure, tuple(tensors), key)
+
+    def arguments(self, tensors: tuple[torch.Tensor, ...] | list[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional and keyword arguments with `tensors` in the places of the distinct ones."""
+        leaves = [tensors[leaf.index] if isinstance(leaf, Placeholder) else leaf for leaf in self.leaves]
+        args, kwargs = pytree.tree_unflatten(leaves, self.structure)
+        return args, kwargs
+
+    @property
+    def class_key(self) -> str:
+        """A short name for the key."""
+        return hashlib.sha256(self.key.encode()).hexdigest()[:16]
+
+
+def describe(tensor: torch.Tensor) -> str:
+    """`float32[2, 3](3, 1) cpu`"""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return f"{dtype}{list(tensor.shape)}{tuple(tensor.stride())} {tensor.device.type}"
+
+
+def _describe_leaf(leaf: Any) -> str:
+    return f"#{leaf.index}" if isinstance(leaf, Placeholder) else repr(leaf)
+
+
+def structure_text(structure: pytree.TreeSpec) -> str:
+    """Brackets and stars: how many arguments there are and how they nest."""
+    return str(structure).replace("TreeSpec", "").replace(" ", "")
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors among what an operator returned."""
+    for leaf in value if isinstance(value, (tuple, list)) else (value,):
+        if isinstance(leaf, torch.Tensor):
+            yield leaf
+
+
+def results_of(returned: Any, arguments: tuple[torch.Tensor, ...] | list[torch.Tensor]) -> tuple[Result | None, ...]:
+    """What `returned` is made of; storages are told apart by where they are."""
+    owners: dict[int, int] = {}
+    for index, tensor in enumerate(arguments):
+        owners.setdefault(tensor.untyped_storage()._cdata, index)
+    found: list[Result | None] = []
+    for index, leaf in enumerate(returned if isinstance(returned, (tuple, list)) else (returned,)):
+        if not isinstance(leaf, torch.Tensor):
+            found.append(None)
+            continue
+        storage = leaf.untyped_storage()
+        alias = owners.get(storage._cdata)
+        owners.setdefault(storage._cdata, ~index)
+        dtype = str(leaf.dtype).removeprefix("torch.")
+        size = int(storage.nbytes())
+        found.append(Result(tuple(leaf.shape), leaf.stride(), dtype, int(leaf.storage_offset()), size, alias))
+    return tuple(found)

@@ -1,0 +1,195 @@
+"""The cost of operators, measured on the real device and remembered on disk.
+
+`with measuring(torch.device("cpu")) as profile: profile(call).cost.seconds`
+
+Each distinct call runs on tensors made for it (numbers between 0 and 1, integers and booleans zero, so that every index
+is in range), never on the user's, and the random state is put back. One run is watched for memory and for what it
+returns, for real results differ from traced ones in strides; then the median of some more is its time.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from rematch.capture.cost import Call, Cost, Profile, results_of, tensors_in
+from rematch.capture.memory import PeakMemory
+from rematch.errors import FormatError, RematchError
+
+_SECONDS_PER_CALL = 0.08  # of measuring; short operators are repeated as often as fits
+_MOST_RUNS = 30
+_FEWEST_RUNS = 3
+
+Profiler = Callable[[Call], Profile]
+
+
+@contextmanager
+def measuring(device: torch.device, on_call: Callable[[str], None] | None = None) -> Iterator[Profiler]:
+    """A profiler of calls on `device`; what it learns is stored when the block ends, also by an error."""
+    known = _Store(device)
+
+    def profile(call: Call) -> Profile:
+        found = known.profiles.get(call.key)
+        if found is None:
+            if on_call is not None:
+                on_call(str(call.target))
+            found = known.profiles[call.key] = _measure(call, device)
+            known.changed = True
+        return found
+
+    with _untouched(device):
+        try:
+            yield profile
+        finally:
+            known.save()
+
+
+@contextmanager
+def _untouched(device: torch.device) -> Iterator[None]:
+    """No tracing modes inside, and the random state afterwards as before."""
+    devices = [device] if device.type == "cuda" else []
+    with _disable_current_modes(), torch.random.fork_rng(devices):
+        yield
+
+
+def _measure(call: Call, device: torch.device) -> Profile:
+    tensors = [_stand_in(tensor) for tensor in call.tensors]
+    args, kwargs = call.arguments(tensors)
+    run = call.target._op if isinstance(call.target, torch._ops.OpOverload) else call.target
+    try:
+        with below_autograd():
+            run(*args, **kwargs)  # the first run may plan, compile or load
+            with PeakMemory(device) as used:
+                returned = run(*args, **kwargs)
+            results = results_of(returned, tensors)
+            fresh = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors_in(returned)}
+            for tensor in tensors:
+                fresh.pop(tensor.untyped_storage()._cdata, None)
+            del returned
+            seconds = _median_seconds(lambda: run(*args, **kwargs), device)
+    except Exception as error:
+        raise RematchError(
+            f"operator {call.target} could not be measured on {device}: {str(error).splitlines()[0]}; "
+            f"it was called as {call.key}"
+        ) from error
+    workspace_bytes = max(0, used.peak_bytes - sum(fresh.values()))
+    return Profile(Cost(seconds, workspace_bytes, None), results)
+
+
+@contextmanager
+def below_autograd() -> Iterator[None]:
+    """As eager training runs its kernels: autograd has been passed, but gradients are wanted (some kernels ask)."""
+    with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
+        yield
+
+
+def _stand_in(like: torch.Tensor) -> torch.Tensor:
+    """A real tensor of the same shape, strides and type."""
+    offset = int(like.storage_offset())
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(like.shape, like.stride(), strict=True))
+    length = offset + (extent if like.numel() else 0)
+    if like.dtype.is_floating_point or like.dtype.is_complex:
+        flat = torch.rand(length, device=like.device, dtype=torch.float32).to(like.dtype)
+    else:
+        flat = torch.zeros(length, device=like.device, dtype=like.dtype)
+    return flat.as_strided(like.shape, like.stride(), offset)
+
+
+def _median_seconds(run: Callable[[], Any], device: torch.device) -> float:
+    timed = _timed_on_cuda if device.type == "cuda" else _timed_on_cpu
+    first = timed(run)
+    times = [first]
+    runs = max(_FEWEST_RUNS, min(_MOST_RUNS, int(_SECONDS_PER_CALL / max(first, 1e-7))))
+    if first > 1.0:
+        runs = 1
+    while len(times) < runs:
+        times.append(timed(run))
+    return statistics.median(times)
+
+
+def _timed_on_cpu(run: Callable[[], Any]) -> float:
+    started = time.perf_counter()
+    returned = run()
+    seconds = time.perf_counter() - started
+    del returned
+    return seconds
+
+
+def _timed_on_cuda(run: Callable[[], Any]) -> float:
+    """Time on the device between two events; the queue is filled first, so that launching does not count."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda._sleep(200_000)
+    start.record()
+    run()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1000
+
+
+class _Store:
+    """Profiles on disk, one file for each device, torch version and setting that changes kernels."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.path = cache_folder() / f"costs-{_conditions(device)}.json"
+        self.profiles: dict[str, Profile] = self._load()
+        self.changed = False
+
+    def _load(self) -> dict[str, Profile]:
+        from rematch.files import read_json
+        from rematch.records import from_json
+
+        if not self.path.exists():
+            return {}
+        try:
+            data = read_json(self.path)
+            return {key: from_json(Profile, entry, key) for key, entry in data.items()}
+        except (FormatError, AttributeError):
+            return {}  # a damaged cache is measured anew and replaced
+
+    def save(self) -> None:
+        import json
+
+        from rematch.files import write_text
+        from rematch.records import to_json
+
+        if not self.changed:
+            return
+        merged = {**self._load(), **self.profiles}  # another process may have added to it meanwhile
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(self.path, json.dumps({key: to_json(found) for key, found in merged.items()}))
+        except (OSError, FormatError):
+            pass  # a home that cannot be written to costs time, not correctness
+
+
+def cache_folder() -> Path:
+    """Where measured costs are kept; the environment variable REMATCH_CACHE names another place."""
+    import os
+
+    from platformdirs import user_cache_path
+
+    return Path(os.environ["REMATCH_CACHE"]) if "REMATCH_CACHE" in os.environ else user_cache_path("rematch")
+
+
+def _conditions(device: torch.device) -> str:
+    """What must be the same for a measurement to hold, as part of a file name."""
+    import re
+
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        flags = f"tf32-{int(torch.backends.cuda.matmul.allow_tf32)}{int(torch.backends.cudnn.allow_tf32)}"
+        flags += f"-benchmark-{int(torch.backends.cudnn.benchmark)}"
+    else:
+        import platform
+
+        name = f"{platform.machine()}-{torch.backends.cpu.get_cpu_capability()}"
+        flags = f"threads-{torch.get_num_threads()}"
+    deterministic = int(torch.are_deterministic_algorithms_enabled())
+    return re.sub(r"[^A-Za-z0-9.]+", "-", f"{name}-{flags}-deterministic-{deterministic}-torch-{torch.__version__}")

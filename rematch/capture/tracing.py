@@ -1,0 +1,129 @@
+"""Trace a module with Dynamo and AOTAutograd so that the joint graph holds the kernels eager would run.
+
+`with as_eager_runs(): trace()`
+
+Two things make a traced graph differ from eager. Python decompositions stand in for composite operators (dropout, lstm,
+batch norm, upsampling): eager never runs them, so they are put aside. And autocast of the forward would also be active
+while backward is traced, where eager has none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch._dynamo
+import torch._functorch.config
+from torch._C import DispatchKey
+from torch._ops import OpOverload
+from torch.fx import GraphModule
+
+from rematch.capture.joint import Input, clean_path
+from rematch.errors import CaptureError
+
+_COMPOSITE = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
+
+# What Dynamo must allow or do for whole modules; read whenever it traces.
+DYNAMO_SETTINGS: dict[str, Any] = {
+    "allow_rnn": True,  # LSTM and GRU are single operators to us
+    "recompile_limit": 1024,  # each shape has its plan
+    "accumulated_recompile_limit": 4096,
+    "inline_inbuilt_nn_modules": True,
+    "assume_static_by_default": True,
+    "automatic_dynamic_shapes": False,
+    "suppress_errors": False,
+}
+
+
+@contextmanager
+def as_eager_runs() -> Iterator[None]:
+    """While AOTAutograd traces inside, operators break down as they do in eager and no further."""
+    settings = {"donated_buffer": False, "backward_pass_autocast": "off"}
+    known = {name: value for name, value in settings.items() if hasattr(torch._functorch.config, name)}
+    with ExitStack() as stack:
+        stack.enter_context(torch._functorch.config.patch(known))
+        for op, keys in _python_decompositions():
+            stack.callback(_restore, op, {key: op.py_kernels.pop(key) for key in keys})
+            _forget_dispatch(op)
+        yield
+
+
+@lru_cache(maxsize=1)
+def _python_decompositions() -> tuple[tuple[OpOverload, tuple[DispatchKey, ...]], ...]:
+    found = []
+    for name in dir(torch.ops.aten):
+        packet = getattr(torch.ops.aten, name)
+        for overload in packet.overloads() if isinstance(packet, torch._ops.OpOverloadPacket) else ():
+            op = getattr(packet, overload)
+            keys = tuple(key for key in _COMPOSITE if key in op.py_kernels)
+            if keys:
+                found.append((op, keys))
+    return tuple(found)
+
+
+def _restore(op: OpOverload, kernels: dict[DispatchKey, Any]) -> None:
+    op.py_kernels.update(kernels)
+    _forget_dispatch(op)
+
+
+def _forget_dispatch(op: OpOverload) -> None:
+    op._dispatch_cache.clear()
+
+
+def describe_inputs(module: GraphModule) -> list[Input]:
+    """What Dynamo says that the placeholders of its graph are."""
+    return [_describe_source(_source_name(node)) for node in module.graph.nodes if node.op == "placeholder"]
+
+
+def _source_name(node: torch.fx.Node) -> str:
+    argument = node.meta.get("grapharg")
+    source = getattr(argument, "source", None) or getattr(node, "_dynamo_source", None)
+    if source is None:
+        return node.name
+    return source.name if isinstance(source.name, str) else source.name()
+
+
+def _describe_source(source: str) -> Input:
+    if match := re.fullmatch(r"(.*)\._(parameters|buffers)\['([^']*)'\]", source):
+        role = "parameter" if match[2] == "parameters" else "buffer"
+        return Input(f"{clean_path(match[1])}.{match[3]}".lstrip("."), role)
+    return Input(clean_path(source) or source, "input")
+
+
+def inputs_of_joint(joint: GraphModule, described: Sequence[Input]) -> list[Input]:
+    """The description of each placeholder of the joint graph that is no tangent.
+
+    AOTAutograd may leave some out (the same tensor given twice), so it says which is which.
+    """
+    found = []
+    for node in joint.graph.nodes:
+        if node.op == "placeholder" and "tangents" not in str(node.target):
+            index = getattr(node.meta.get("desc"), "idx", None)
+            known = index is not None and index < len(described)
+            found.append(described[index] if known else Input(node.name, "input"))
+    return found
+
+
+def explain_failure(error: Exception) -> CaptureError:
+    """A graph break or another refusal of Dynamo, as the user's line, the reason and the ways around it."""
+    frame = _user_frame(error)
+    where = f' at {frame.filename}:{frame.lineno}, in {frame.name}: "{frame.line}"' if frame is not None else ""
+    reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    hint = next((m[1].strip() for m in re.finditer(r"Hint: (.*)", str(error))), "")
+    explanation = next((m[1].strip() for m in re.finditer(r"Explanation: (.*)", str(error))), "")
+    said = " ".join(part for part in (reason, explanation, f"Hint: {hint}" if hint else "") if part)
+    return CaptureError(
+        f"the module cannot be captured as one graph{where}: {said}\n"
+        "Ways around it: move that line out of forward; guard it with `if not torch.compiler.is_compiling()`; "
+        "or apply rematch to the submodules before and after it instead of the whole module"
+    )
+
+
+def _user_frame(error: Exception) -> Any:
+    stack = getattr(error, "real_stack", None) or ()
+    frames = [frame for frame in stack if "/torch/" not in frame.filename and "/rematch/" not in frame.filename]
+    return frames[-1] if frames else None

@@ -1,0 +1,241 @@
+"""A schedule as two graph modules: forward up to the loss, backward after it.
+
+`forward, backward = partition(capture, schedule)`
+
+The modules hold the traced calls in the order of the schedule, repeated ones as often as it runs them. Frees need no
+nodes: whoever runs the modules drops each result after its last use, which is never later than the schedule says.
+What backward reads of forward's results becomes additional outputs there and placeholders here.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import Graph as FxGraph, GraphModule, Node
+
+from rematch.capture.aten import aten, is_random, without_running_statistics
+from rematch.capture.joint import Capture, Kernel
+from rematch.errors import ScheduleError
+from rematch.execute.random import note_state, replay
+from rematch.graph import Phase, Schedule
+
+_PASS_THROUGH = (aten.detach.default, aten.alias.default, aten.lift_fresh.default)
+_RESHAPES = (aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default)
+
+
+def partition(capture: Capture, schedule: Schedule) -> tuple[GraphModule, GraphModule]:
+    """The forward and the backward module; backward is empty for an inference graph."""
+    _require_first_runs_in_order(capture, schedule)
+    return _Partition(capture, schedule).modules()
+
+
+def _require_first_runs_in_order(capture: Capture, schedule: Schedule) -> None:
+    """Random numbers are drawn, and statistics updated, in the order the user's code has it."""
+    position = capture.graph.arrays.position
+    latest = -1
+    seen: set[int] = set()
+    for op in schedule.ops.tolist():
+        if op in capture.ordered and op not in seen:
+            seen.add(op)
+            if position[op] < latest:
+                raise ScheduleError(
+                    f"the schedule first runs {capture.graph.ops[op].name!r} after a later operator that also draws random "
+                    "numbers or updates statistics; their first runs must keep the default order"
+                )
+            latest = int(position[op])
+
+
+class _Region:
+    """One of the two graphs while it is being written."""
+
+    def __init__(self) -> None:
+        self.graph = FxGraph()
+        self.made: dict[Node, Node] = {}  # traced node -> its latest node here
+
+
+class _Partition:
+    def __init__(self, capture: Capture, schedule: Schedule) -> None:
+        self.capture = capture
+        self.ops = schedule.ops.tolist()
+        self.forward = _Region()
+        self.backward = _Region()
+        self.region = self.forward
+        self.saved: dict[Node, Node] = {}  # forward's node -> backward's placeholder
+        self.states: dict[int, Node] = {}  # operator that notes a state -> its node in forward or backward
+        self.shown_by = self._views_of_each_kernel()
+        self.runs = {op: 0 for op in self.ops}
+        for op in self.ops:
+            self.runs[op] += 1
+
+    def modules(self) -> tuple[GraphModule, GraphModule]:
+        traced = self.capture.joint.graph
+        placeholders = [node for node in traced.nodes if node.op == "placeholder"]
+        tangents = [node for node in placeholders if "tangents" in str(node.target)]
+        for node in placeholders:
+            if node not in tangents:
+                self._placeholder(self.forward, node)
+        outputs = tuple(next(node for node in traced.nodes if node.op == "output").args[0])
+        forward_outputs = outputs[: self.capture.forward_outputs]
+        returned: list[Any] = []
+        done: set[int] = set()
+        for op in self.ops:
+            if self.capture.graph.ops[op].phase is Phase.LOSS:
+                returned = [self._look_up(node) for node in forward_outputs]
+                self.region = self.backward
+                for node in tangents:
+                    self._placeholder(self.backward, node)
+            else:
+                self._emit(op, again=op in done)
+                done.add(op)
+        if not tangents:
+            returned = [self._look_up(node) for node in forward_outputs]
+            self.region = self.backward
+        gradients = [self._look_up(node) for node in outputs[self.capture.forward_outputs :]]
+        self.forward.graph.output((*returned, *self.saved))
+        self.backward.graph.output(tuple(gradients))
+        self._placeholders_first(tangents)
+        return self._module(self.forward), self._module(self.backward)
+
+    def _module(self, region: _Region) -> GraphModule:
+        attributes = {
+            str(node.target): getattr(self.capture.joint, str(node.target))
+            for node in region.graph.nodes
+            if node.op == "get_attr"
+        }
+        return GraphModule(attributes, region.graph)
+
+    def _placeholder(self, region: _Region, node: Node) -> None:
+        made = region.graph.placeholder(node.name)
+        made.meta = dict(node.meta)
+        region.made[node] = made
+
+    def _placeholders_first(self, tangents: list[Node]) -> None:
+        """The autograd node hands over what was saved, then the tangents."""
+        body = next(node for node in self.backward.graph.nodes if node.op != "placeholder")
+        for placeholder in (*self.saved.values(), *(self.backward.made[node] for node in tangents)):
+            body.prepend(placeholder)
+
+    def _views_of_each_kernel(self) -> dict[Node, list[Node]]:
+        """For each traced kernel, the views, tuple entries and detached tensors that show its results."""
+        sources: dict[Node, set[Node]] = {}
+        shown: dict[Node, list[Node]] = {}
+        for node in self.capture.joint.graph.nodes:
+            if node in self.capture.views:
+                found: set[Node] = set()
+                for arg in node.all_input_nodes:
+                    found |= sources[arg] if arg in self.capture.views else {arg}
+                sources[node] = found
+                for kernel in found:
+                    shown.setdefault(kernel, []).append(node)
+        return shown
+
+    def _emit(self, op: int, again: bool) -> None:
+        kernels = self.capture.kernels[op]
+        if not kernels:
+            return  # a random state: written down where the random operator first runs, if that runs again
+        state = self._random_state(op, again)
+        for kernel in kernels:
+            target, args, kwargs = self._call(kernel, again)
+            if again and is_random(kernel.node):
+                assert state is not None
+                made = self.region.graph.call_function(replay, (state, *self._device(kernel), target, *args), kwargs)
+            else:
+                made = self.region.graph.call_function(target, args, kwargs)
+            self._adopt(kernel.node, made)
+
+    def _random_state(self, op: int, again: bool) -> Node | None:
+        noted = self.capture.random_state_of.get(op)
+        if noted is None or self.runs[op] == 1:
+            return None
+        if not again:
+            kernel = next(kernel for kernel in self.capture.kernels[op] if is_random(kernel.node))
+            made = self.region.graph.call_function(note_state, self._device(kernel))
+            size = self.capture.graph.values[self.capture.graph.ops[noted].outputs[0]].size_bytes
+            made.meta["val"] = _fake_mode_of(self.capture).from_tensor(torch.empty(size, dtype=torch.uint8))
+            self.states[noted] = made
+            return made
+        return self._here(self.states[noted])
+
+    def _device(self, kernel: Kernel) -> tuple[str, int | None]:
+        value = kernel.node.meta["val"]
+        tensor = value[0] if isinstance(value, (tuple, list)) else value
+        return tensor.device.type, tensor.device.index
+
+    def _call(self, kernel: Kernel, again: bool) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+        node = kernel.node
+        args = node.args
+        if again and (harmless := without_running_statistics(node.target, args)) is not None:
+            args = harmless
+        target = aten.reshape.default if node in self.capture.reshaped else kernel.target
+        return target, *torch.fx.map_arg((args, dict(node.kwargs)), self._look_up)  # type: ignore[return-value]
+
+    def _adopt(self, node: Node, made: Node) -> None:
+        """`made` is the latest run of `node`: whatever showed an earlier run is out of date."""
+        for shown in self.shown_by.get(node, ()):
+            self.forward.made.pop(shown, None)
+            self.backward.made.pop(shown, None)
+        self.forward.made.pop(node, None)
+        made.meta = {**node.meta, **made.meta}
+        self.region.made[node] = made
+        if isinstance(node.meta.get("val"), (tuple, list)):
+            self._take_apart(node, made)
+
+    def _take_apart(self, node: Node, made: Node) -> None:
+        """Bind the entries of a tuple at once, so that it does not keep alive those that are freed."""
+        for user in node.users:
+            if user.target is operator.getitem:
+                entry = self.region.graph.call_function(operator.getitem, (made, user.args[1]))
+                entry.meta = dict(user.meta)
+                self.region.made[user] = entry
+
+    def _look_up(self, node: Any) -> Any:
+        """The node that stands here for a traced one, fetched from forward or shown anew where needed."""
+        if not isinstance(node, Node):
+            return node
+        if node in self.region.made:
+            return self.region.made[node]
+        if node in self.forward.made:
+            return self._here(self.forward.made[node])
+        if node.op == "get_attr":
+            made = self.region.graph.get_attr(str(node.target))
+            made.meta = dict(node.meta)
+            self.region.made[node] = made
+            return made
+        if node in self.capture.views:
+            return self._show(node)
+        raise ScheduleError(f"the schedule reads {node.name!r} where it has not been computed")
+
+    def _here(self, made: Node) -> Node:
+        """A node of forward, saved for backward if we are there."""
+        if self.region is self.forward or made.graph is self.backward.graph:
+            return made
+        if made not in self.saved:
+            placeholder = self.backward.graph.placeholder(f"saved_{made.name}")
+            placeholder.meta = dict(made.meta)
+            self.saved[made] = placeholder
+        return self.saved[made]
+
+    def _show(self, node: Node) -> Node:
+        if node.target in _PASS_THROUGH:
+            made: Node = self._look_up(node.args[0])
+            self.region.made[node] = made
+            return made
+        if node.target is operator.getitem:
+            self._show(node.args[0])  # type: ignore[arg-type]
+            return self.region.made[node]
+        args, kwargs = torch.fx.map_arg((node.args, dict(node.kwargs)), self._look_up)
+        target = aten.reshape.default if node.target in _RESHAPES else node.target
+        made = self.region.graph.call_function(target, args, kwargs)
+        made.meta = dict(node.meta)
+        self.region.made[node] = made
+        if isinstance(node.meta.get("val"), (tuple, list)):
+            self._take_apart(node, made)
+        return made
+
+
+def _fake_mode_of(capture: Capture) -> Any:
+    placeholders = (node for node in capture.joint.graph.nodes if node.op == "placeholder")
+    return next(n.meta["val"].fake_mode for n in placeholders if isinstance(n.meta.get("val"), torch.Tensor))

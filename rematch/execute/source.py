@@ -1,0 +1,159 @@
+"""A graph module as one Python function that frees each tensor after its last use.
+
+`run = compile_module(module); outputs = run([*inputs])`
+
+The function empties the list it is given, so that nothing but its own variables keeps the inputs alive. Operators are
+called below autograd, straight through the dispatcher.
+"""
+
+from __future__ import annotations
+
+import linecache
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+
+from rematch.capture.aten import aten
+from rematch.capture.measure import below_autograd
+
+# Views as methods, which cost half as much to call.
+_METHODS: dict[Any, str] = {
+    aten.reshape.default: "reshape",
+    aten.t.default: "t",
+    aten.transpose.int: "transpose",
+    aten.permute.default: "permute",
+    aten.expand.default: "expand",
+    aten.unsqueeze.default: "unsqueeze",
+    aten.select.int: "select",
+}
+_SPREAD = ("reshape", "permute", "expand")  # these take their list of numbers one by one, which is faster
+
+Boxed = Callable[[list[Any]], Sequence[Any]]
+
+
+def compile_module(module: GraphModule, label: str = "schedule") -> Boxed:
+    """A function of one list, emptied by the call, that returns the outputs as a tuple."""
+    writer = _Writer(module)
+    source = writer.source()
+    name = f"<rematch {label} {id(module):x}>"
+    linecache.cache[name] = (len(source), None, source.splitlines(True), name)  # so that tracebacks show the line
+    scope = writer.constants
+    exec(compile(source, name, "exec"), scope)
+    run: Any = scope["run"]
+    run._boxed_call = True
+    run.source = source
+    found: Boxed = run
+    return found
+
+
+class _Writer:
+    def __init__(self, module: GraphModule) -> None:
+        self.module = module
+        self.nodes = list(module.graph.nodes)
+        self.names = {node: f"v{index}" for index, node in enumerate(self.nodes)}
+        self.constants: dict[str, Any] = {"below_autograd": below_autograd}
+        self.constant_names: dict[Any, str] = {}
+        self.last_use = self._last_uses()
+
+    def _last_uses(self) -> dict[Node, list[Node]]:
+        """Per node, what is read there for the last time."""
+        last: dict[Node, Node] = {}
+        for node in self.nodes:
+            for arg in node.all_input_nodes:
+                last[arg] = node
+        ends: dict[Node, list[Node]] = {}
+        for arg, node in last.items():
+            ends.setdefault(node, []).append(arg)
+        return ends
+
+    def source(self) -> str:
+        placeholders = [node for node in self.nodes if node.op == "placeholder"]
+        lines = ["def run(args):"]
+        if placeholders:
+            lines.append(f"    {', '.join(self.names[node] for node in placeholders)}, = args")
+        lines.append("    args.clear()")
+        unused = [self.names[node] for node in placeholders if not node.users]
+        if unused:
+            lines.append(f"    del {', '.join(unused)}")
+        lines.append("    with below_autograd():")
+        for node in self.nodes:
+            lines.extend(f"        {line}" for line in self._statements(node))
+        return "\n".join(lines) + "\n"
+
+    def _statements(self, node: Node) -> list[str]:
+        if node.op == "placeholder" or self._is_tuple_entry(node):
+            return []
+        if node.op == "output":
+            return [f"return ({''.join(self._value(entry) + ', ' for entry in node.args[0])})"]  # type: ignore[union-attr]
+        if node.op == "get_attr":
+            return [f"{self.names[node]} = {self._constant(getattr(self.module, str(node.target)))}"]
+        bound, dropped = self._targets(node)
+        freed = [self.names[arg] for arg in self.last_use.get(node, ()) if not self._is_taken_apart(arg)]
+        freed += dropped
+        call = self._call(node)
+        statement = f"{bound} = {call}" if bound else call
+        return [statement, f"del {', '.join(freed)}"] if freed else [statement]
+
+    def _is_taken_apart(self, node: Node) -> bool:
+        value = node.meta.get("val")
+        return isinstance(value, (tuple, list)) and all(user.target is operator.getitem for user in node.users)
+
+    def _is_tuple_entry(self, node: Node) -> bool:
+        return node.target is operator.getitem and self._is_taken_apart(node.args[0])  # type: ignore[arg-type]
+
+    def _targets(self, node: Node) -> tuple[str, list[str]]:
+        """What the results are bound to, and which of these names are not used afterwards."""
+        if not self._is_taken_apart(node):
+            return (self.names[node], []) if node.users else ("", [])
+        entries: dict[int, list[Node]] = {}
+        for user in node.users:
+            if user.users:
+                entries.setdefault(int(user.args[1]), []).append(user)  # type: ignore[call-overload]
+        if not entries:
+            return "", []
+        first = {index: self.names[users[0]] for index, users in entries.items()}
+        for users in entries.values():
+            for other in users[1:]:
+                self.names[other] = self.names[users[0]]
+        names = [first.get(index, "_") for index in range(len(node.meta["val"]))]
+        return ", ".join(names) + ",", ["_"] if "_" in names else []
+
+    def _call(self, node: Node) -> str:
+        args, kwargs = list(node.args), dict(node.kwargs)
+        method = _METHODS.get(node.target)
+        if method is not None and not kwargs and isinstance(args[0], Node):
+            rest = args[1:]
+            if method in _SPREAD and len(rest) == 1 and isinstance(rest[0], (list, tuple)) and rest[0]:
+                rest = list(rest[0])
+            return f"{self.names[args[0]]}.{method}({', '.join(self._value(arg) for arg in rest)})"
+        target = node.target._op if isinstance(node.target, OpOverload) else node.target
+        shown = [self._value(arg) for arg in args]
+        shown += [f"{key}={self._value(arg)}" for key, arg in kwargs.items()]
+        return f"{self._constant(target, str(node.target))}({', '.join(shown)})"
+
+    def _value(self, arg: Any) -> str:
+        if isinstance(arg, Node):
+            return self.names[arg]
+        if isinstance(arg, OpOverload):
+            return self._constant(arg._op, str(arg))
+        if isinstance(arg, (list, tuple)):
+            inside = ", ".join(self._value(entry) for entry in arg)
+            return f"[{inside}]"
+        if arg is None or isinstance(arg, (bool, int, str)) or (isinstance(arg, float) and math.isfinite(arg)):
+            return repr(arg)
+        return self._constant(arg)
+
+    def _constant(self, value: Any, hint: str = "") -> str:
+        """A name for something that is no literal; operators keep theirs, so that the source can be read."""
+        key = id(value)
+        if key not in self.constant_names:
+            readable = "".join(letter if letter.isalnum() else "_" for letter in hint or type(value).__name__)
+            name = readable if readable not in self.constants else f"{readable}_{len(self.constants)}"
+            self.constant_names[key] = name
+            self.constants[name] = value
+        return self.constant_names[key]
