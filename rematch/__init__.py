@@ -1,6 +1,6 @@
 """Train inside a memory budget: solve for the recomputation schedule instead of guessing it.
 
-`rematch.solve(rematch.Problem(graph, budget_bytes))`
+`model = rematch.remat(model, batch, budget="8GiB")`
 
 Everything public is here by name and loaded when first used, so that `import rematch` stays instant.
 """
@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:  # what the table below says, once more for type checkers and editors
+    from rematch.api import apply as apply, plan as plan, plans_of as plans_of, remat as remat
     from rematch.budget import parse_budget as parse_budget
     from rematch.errors import (
         BudgetError as BudgetError,
         BudgetInfeasible as BudgetInfeasible,
+        CaptureError as CaptureError,
         FormatError as FormatError,
         GraphError as GraphError,
         RematchError as RematchError,
@@ -36,7 +38,7 @@ if TYPE_CHECKING:  # what the table below says, once more for type checkers and 
         simulate as simulate,
     )
     from rematch.graph.formats import load_graph as load_graph, save_graph as save_graph
-    from rematch.plan import Figures as Figures, Plan as Plan
+    from rematch.plans import Figures as Figures, Plan as Plan
     from rematch.solvers import (
         BoundScope as BoundScope,
         Deadline as Deadline,
@@ -52,10 +54,12 @@ if TYPE_CHECKING:  # what the table below says, once more for type checkers and 
     from rematch.units import format_bytes as format_bytes
 
 _PUBLIC = {
+    "rematch.api": ("apply", "plan", "plans_of", "remat"),
     "rematch.budget": ("parse_budget",),
     "rematch.errors": (
         "BudgetError",
         "BudgetInfeasible",
+        "CaptureError",
         "FormatError",
         "GraphError",
         "RematchError",
@@ -75,7 +79,7 @@ _PUBLIC = {
         "simulate",
     ),
     "rematch.graph.formats": ("load_graph", "save_graph"),
-    "rematch.plan": ("Figures", "Plan"),
+    "rematch.plans": ("Figures", "Plan"),
     "rematch.solvers": (
         "BoundScope",
         "Deadline",

@@ -71,6 +71,17 @@ def require_possible(graph: Graph, budget_bytes: int) -> None:
         )
 
 
+def describe_largest_need(graph: Graph) -> str:
+    """What no schedule can do without: the hungriest operator, or all that must be alive at the end."""
+    a = graph.arrays
+    at_end = a.resident_bytes + int(a.size[a.target | a.held].sum())
+    if not graph.ops or at_end > graph.largest_op_bytes:
+        return f"Alive at the end are {format_bytes(at_end)}: parameters and other residents, gradients and outputs."
+    op = int(graph.op_bytes.argmax())
+    where = f" in {graph.ops[op].module_path}" if graph.ops[op].module_path else ""
+    return f"Operator {_op_need(graph, op)}{where}."
+
+
 def _op_need(graph: Graph, op: int) -> str:
     """`'lm_head' alone holds 5.2 GiB (inputs 0.4 GiB, outputs 1.6 GiB, ...)`, parts of nothing left out."""
     a = graph.arrays

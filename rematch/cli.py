@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from rematch.graph import Graph, Schedule, Simulation
     from rematch.graph.formats import Loaded
-    from rematch.plan import Figures, Plan
+    from rematch.plans import Figures, Plan
     from rematch.solvers import Problem, Solution, Solver
 
 _DEMO_LAYERS = 8
@@ -114,7 +114,7 @@ def solve(
     from rematch.budget import parse_budget, require_possible
     from rematch.files import require_writable
     from rematch.graph import baseline, simulate
-    from rematch.plan import Figures, Plan
+    from rematch.plans import Figures, Plan
     from rematch.report.text import describe_failure
     from rematch.solvers import DEFAULT_SOLVER, Problem
 
@@ -167,7 +167,7 @@ def show(
     """Say what is in a graph or a plan, and draw it."""
     from rematch.files import read_json, require_writable
     from rematch.graph.formats import graph_from_json
-    from rematch.plan import Plan, is_plan
+    from rematch.plans import Plan, is_plan
     from rematch.report.plot import picture_format
     from rematch.report.text import describe_graph
 
@@ -196,7 +196,7 @@ def check(
     plain: Plain = False,
 ) -> None:
     """Check that PLAN is for GRAPH, valid, and within its budget."""
-    from rematch.plan import Plan, extra_pct
+    from rematch.plans import Plan, extra_pct
     from rematch.report.text import format_extra
     from rematch.units import format_bytes
 
@@ -245,7 +245,7 @@ def demo() -> None:
     """Plan a training step of a small GPT in half its memory."""
     from rematch.graph import baseline, simulate
     from rematch.graph.generators import FAMILIES
-    from rematch.plan import Plan
+    from rematch.plans import Plan
     from rematch.report.text import describe_demo
     from rematch.solvers import DEFAULT_SOLVER, Problem, make_solver
 

@@ -9,7 +9,7 @@ import pytest
 
 from rematch.graph.formats import save_graph
 from rematch.graph.generators import gpt
-from rematch.plan import Plan
+from rematch.plans import Plan
 from rematch.solvers import base, make_solver
 
 README = Path(__file__).parent.parent / "README.md"

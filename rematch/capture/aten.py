@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -30,19 +30,54 @@ _BATCH_NORM_BACKWARD_STATISTICS: dict[OpOverload, tuple[tuple[int, ...], int | N
 
 # CUDA kernels that add with atomics, so that two runs may differ in the last bit.
 _NONDETERMINISTIC_ON_CUDA = frozenset(
-    """
-    _adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward _efficient_attention_backward _embedding_bag_backward
-    _embedding_bag_dense_backward _flash_attention_backward _index_put_impl
-    _scaled_dot_product_efficient_attention_backward _scaled_dot_product_flash_attention_backward
-    _scaled_dot_product_cudnn_attention_backward _upsample_bicubic2d_aa_backward _upsample_bilinear2d_aa_backward
-    adaptive_max_pool2d_backward adaptive_max_pool3d_backward avg_pool3d_backward bincount cumsum
-    embedding_dense_backward fractional_max_pool2d_backward fractional_max_pool3d_backward grid_sampler_2d_backward
-    grid_sampler_3d_backward histc index_add index_put index_reduce max_pool3d_with_indices_backward max_unpool2d
-    max_unpool3d nll_loss2d_forward put reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward
-    replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward scatter_add scatter_reduce
-    upsample_bicubic2d_backward upsample_bilinear2d_backward upsample_linear1d_backward upsample_nearest1d_backward
-    upsample_nearest2d_backward upsample_nearest3d_backward upsample_trilinear3d_backward
-    """.split()
+    [
+        "_adaptive_avg_pool2d_backward",
+        "_adaptive_avg_pool3d_backward",
+        "_efficient_attention_backward",
+        "_embedding_bag_backward",
+        "_embedding_bag_dense_backward",
+        "_flash_attention_backward",
+        "_index_put_impl",
+        "_scaled_dot_product_efficient_attention_backward",
+        "_scaled_dot_product_flash_attention_backward",
+        "_scaled_dot_product_cudnn_attention_backward",
+        "_upsample_bicubic2d_aa_backward",
+        "_upsample_bilinear2d_aa_backward",
+        "adaptive_max_pool2d_backward",
+        "adaptive_max_pool3d_backward",
+        "avg_pool3d_backward",
+        "bincount",
+        "cumsum",
+        "embedding_dense_backward",
+        "fractional_max_pool2d_backward",
+        "fractional_max_pool3d_backward",
+        "grid_sampler_2d_backward",
+        "grid_sampler_3d_backward",
+        "histc",
+        "index_add",
+        "index_put",
+        "index_reduce",
+        "max_pool3d_with_indices_backward",
+        "max_unpool2d",
+        "max_unpool3d",
+        "nll_loss2d_forward",
+        "put",
+        "reflection_pad1d_backward",
+        "reflection_pad2d_backward",
+        "reflection_pad3d_backward",
+        "replication_pad1d_backward",
+        "replication_pad2d_backward",
+        "replication_pad3d_backward",
+        "scatter_add",
+        "scatter_reduce",
+        "upsample_bicubic2d_backward",
+        "upsample_bilinear2d_backward",
+        "upsample_linear1d_backward",
+        "upsample_nearest1d_backward",
+        "upsample_nearest2d_backward",
+        "upsample_nearest3d_backward",
+        "upsample_trilinear3d_backward",
+    ]
 )
 
 
@@ -102,7 +137,7 @@ def forget_unread_statistics(graph: torch.fx.Graph) -> None:
             node.args = tuple(None if index in statistics else arg for index, arg in enumerate(node.args))
 
 
-@lru_cache(maxsize=None)
+@cache
 def in_place_twin(target: Any) -> OpOverload | None:
     """The variant that overwrites its first argument with the same bits, for pointwise operators that have one."""
     if target is aten.bernoulli.p:

@@ -86,7 +86,9 @@ class Call:
         key = f"{called}({given} | {structure_text(structure)}) on {described}"
         return Call(called, tuple(leaves), structure, tuple(tensors), key)
 
-    def arguments(self, tensors: tuple[torch.Tensor, ...] | list[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def arguments(
+        self, tensors: tuple[torch.Tensor, ...] | list[torch.Tensor]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Positional and keyword arguments with `tensors` in the places of the distinct ones."""
         leaves = [tensors[leaf.index] if isinstance(leaf, Placeholder) else leaf for leaf in self.leaves]
         args, kwargs = pytree.tree_unflatten(leaves, self.structure)

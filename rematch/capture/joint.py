@@ -31,6 +31,7 @@ from rematch.capture.aten import (
 from rematch.capture.cost import Call, Profile, Result
 from rematch.errors import CaptureError
 from rematch.graph import Graph, Op, Phase, Value
+from rematch.graph.model import ALREADY_ALLOCATED
 
 _RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten._reshape_alias.default)
 _PASS_THROUGH = (aten.detach.default, aten.alias.default, aten.lift_fresh.default)
@@ -38,7 +39,7 @@ _PASS_THROUGH = (aten.detach.default, aten.alias.default, aten.lift_fresh.defaul
 
 @dataclass(frozen=True)
 class Input:
-    """What a placeholder of the joint graph stands for: a parameter, a buffer or an argument of the module."""
+    """What a placeholder of the joint graph stands for; the role is "parameters", "buffers" or "inputs"."""
 
     name: str
     role: str
@@ -87,17 +88,17 @@ def read_joint(
     forward_outputs: int,
     inputs: Sequence[Input],
     profile: Callable[[Call], Profile],
-    loss: LossCost | None = None,
     name: str = "",
 ) -> Capture:
     """The graph of a traced training step, or of inference if `joint` has no tangents.
 
-    Without `loss`, twice the differentiable outputs is assumed for what the user's loss allocates.
+    What lies outside of it, the cost of the loss and memory that is allocated already, is nothing until `with_outside`
+    says otherwise.
     """
     forget_unread_statistics(joint.graph)
     traced = _Traced(joint, forward_outputs)
     propagated = _propagate(traced, profile)
-    return _Assembly(traced, propagated, profile, inputs).capture(loss, name)
+    return _Assembly(traced, propagated, profile, inputs).capture(name)
 
 
 class _Traced:
@@ -340,7 +341,7 @@ class _Assembly:
         changed = (buffer for node in self.traced.calls for buffer in updated_statistics(node))
         return {storage_key(t) for buffer in changed for t in _tensors(self.found.value[buffer])}
 
-    def capture(self, loss: LossCost | None, name: str) -> Capture:
+    def capture(self, name: str) -> Capture:
         kernels = [node for node in self.traced.calls if node in self.found.profile]
         for node in kernels:
             for storage in self.storages(node.all_input_nodes):
@@ -349,7 +350,7 @@ class _Assembly:
             if not self._works_in_place(node):
                 self._add_kernel(node)
         forward = sum(not self._is_backward(draft.kernels[0].node) for draft in self.drafts)
-        return _Finish(self, forward).capture(loss, name)
+        return _Finish(self, forward).capture(name)
 
     def _is_backward(self, node: Node) -> bool:
         return self.traced.position[node] >= self.traced.backward_from
@@ -396,7 +397,9 @@ class _Assembly:
             return False
         storage = self.storage(given)
         last = len(self.drafts) - 1
-        if self.maker.get(storage) != last or self._is_backward(node) != self._is_backward(self.drafts[last].kernels[0].node):
+        if self.maker.get(storage) != last or self._is_backward(node) != self._is_backward(
+            self.drafts[last].kernels[0].node
+        ):
             return False
         others = self.storages(arg for arg in node.all_input_nodes if arg is not first)
         alone = self.readers.get(storage, set()) == {node} and storage not in self.kept and storage not in others
@@ -444,16 +447,27 @@ class _Finish:
         self.index: dict[int, int] = {}  # storage -> value
         self.random_state_of: dict[int, int] = {}
         self.ordered: set[int] = set()
+        self.roles = self._roles_of_what_leaves()
 
-    def capture(self, loss: LossCost | None, name: str) -> Capture:
+    def _roles_of_what_leaves(self) -> dict[int, str]:
+        """By storage: what the module returns and the gradients."""
+        outputs, count = self.traced.outputs, self.traced.forward_outputs
+        leaving = {"gradients": outputs[count:], "outputs": outputs[:count]}
+        return {
+            key: role
+            for role, nodes in leaving.items()
+            for key in self.assembly.storages(node for node in nodes if isinstance(node, Node))
+        }
+
+    def capture(self, name: str) -> Capture:
         self._add_residents()
         tensors = self._tensor_of_each_storage()
         for number, draft in enumerate(self.assembly.drafts):
             if number == self.backward_start:
-                self._add_loss(loss)
+                self._add_loss()
             self._add_op(draft, number, tensors)
         if self.backward_start >= len(self.assembly.drafts):
-            self._add_loss(loss)
+            self._add_loss()
         outputs = self.traced.outputs
         forward = outputs[: self.traced.forward_outputs]
         has_loss = bool(self.traced.tangents)
@@ -487,12 +501,14 @@ class _Finish:
 
     def _add_residents(self) -> None:
         primals = [node for node in self.traced.placeholders if not self.traced.is_tangent(node)]
-        names = {node: info.name for node, info in zip(primals, self.assembly.inputs, strict=False)}
+        described = dict(zip(primals, self.assembly.inputs, strict=True))
         for node in (*primals, *self.traced.constants):
             for tensor in _tensors(self.assembly.found.value[node]):
                 key = storage_key(tensor)
                 if key not in self.index:
-                    self._add_value(key, Value(names.get(node, node.name), _nbytes(tensor), resident=True))
+                    info = described.get(node, Input(node.name, "constants"))
+                    self._add_value(key, Value(info.name, _nbytes(tensor), resident=True, role=info.role))
+        self.values.append(Value(ALREADY_ALLOCATED, 0, resident=True, role=ALREADY_ALLOCATED))
 
     def _add_value(self, key: int, value: Value) -> int:
         self.index[key] = len(self.values)
@@ -519,7 +535,8 @@ class _Finish:
         outputs = []
         for key in draft.outputs:
             label, tensor = tensors[key]
-            outputs.append(self._add_value(key, Value(label, self.assembly.storage_bytes(key, tensor))))
+            size = self.assembly.storage_bytes(key, tensor)
+            outputs.append(self._add_value(key, Value(label, size, role=self.roles.get(key, ""))))
         if draft.random or draft.updates:
             self.ordered.add(len(self.ops))
         if draft.random:
@@ -542,32 +559,31 @@ class _Finish:
 
     def _require(self, key: int, draft: _OpDraft) -> int:
         if key not in self.index:
-            raise CaptureError(f"operator {draft.kernels[0].node.name} reads a tensor that no operator of the graph made")
+            raise CaptureError(
+                f"operator {draft.kernels[0].node.name} reads a tensor that no operator of the graph made"
+            )
         return self.index[key]
 
     def _add_random_state(self, node: Node, phase: Phase, path: str) -> int:
         """The generator's state, noted before a random operator so that it can be run again."""
         device = next((t.device for t in _tensors(self.assembly.found.value[node])), torch.device("cpu"))
-        self.values.append(Value(f"{node.name}.state", random_state_bytes(device)))
+        self.values.append(Value(f"{node.name}.state", random_state_bytes(device), role="random states"))
         self.ops.append(
             Op(f"{node.name}.state", 0.0, (), (len(self.values) - 1,), phase=phase, once=True, module_path=path)
         )
         self.kernels.append(())
         return len(self.values) - 1
 
-    def _add_loss(self, loss: LossCost | None) -> None:
+    def _add_loss(self) -> None:
         tangents = self.traced.tangents
         if not tangents:
             return
         outputs = []
         for node in tangents:
             tensor = self.assembly.found.value[node]
-            outputs.append(self._add_value(storage_key(tensor), Value(node.name, _nbytes(tensor))))
-        cost = loss if loss is not None else LossCost(2 * self._tangent_bytes())
+            outputs.append(self._add_value(storage_key(tensor), Value(node.name, _nbytes(tensor), role="tangents")))
         held = self._values_of(self.traced.outputs[: self.traced.forward_outputs])
-        self.ops.append(
-            Op("loss", cost.seconds, tuple(held), tuple(outputs), cost.workspace_bytes, phase=Phase.LOSS, once=True)
-        )
+        self.ops.append(Op("loss", 0.0, tuple(held), tuple(outputs), phase=Phase.LOSS, once=True))
         self.kernels.append(())
 
     def _tangent_bytes(self) -> int:
@@ -591,6 +607,13 @@ def _nbytes(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage().nbytes())
 
 
+def device_of(joint: GraphModule) -> torch.device:
+    """Where the graph runs: the device of its inputs, CUDA if any of them is there."""
+    values = [node.meta.get("val") for node in joint.graph.nodes if node.op == "placeholder"]
+    devices = [value.device for value in values if isinstance(value, torch.Tensor)]
+    return next((device for device in devices if device.type == "cuda"), devices[0])
+
+
 def random_state_bytes(device: torch.device) -> int:
     """Size of a generator's state: a Mersenne Twister on the CPU, a seed and an offset on CUDA."""
     return 16 if device.type == "cuda" else int(torch.get_rng_state().numel())
@@ -611,10 +634,15 @@ def clean_path(source: str) -> str:
     return ".".join(name for name in names if name and name != "_modules").removeprefix("self").removeprefix(".")
 
 
-def with_loss(capture: Capture, loss: LossCost) -> Capture:
-    """The same capture with another cost of the loss."""
+def with_outside(capture: Capture, loss: LossCost, already_allocated_bytes: int) -> Capture:
+    """The same capture with what lies outside the module: the cost of the loss, and memory in use before."""
+    graph = capture.graph
     ops = tuple(
         replace(op, seconds=loss.seconds, workspace_bytes=loss.workspace_bytes) if op.phase is Phase.LOSS else op
-        for op in capture.graph.ops
+        for op in graph.ops
     )
-    return replace(capture, graph=replace(capture.graph, ops=ops))
+    values = tuple(
+        replace(value, size_bytes=already_allocated_bytes) if value.role == ALREADY_ALLOCATED else value
+        for value in graph.values
+    )
+    return replace(capture, graph=replace(graph, ops=ops, values=values))

@@ -32,7 +32,6 @@ DYNAMO_SETTINGS: dict[str, Any] = {
     "allow_rnn": True,  # LSTM and GRU are single operators to us
     "recompile_limit": 1024,  # each shape has its plan
     "accumulated_recompile_limit": 4096,
-    "inline_inbuilt_nn_modules": True,
     "assume_static_by_default": True,
     "automatic_dynamic_shapes": False,
     "suppress_errors": False,
@@ -89,9 +88,8 @@ def _source_name(node: torch.fx.Node) -> str:
 
 def _describe_source(source: str) -> Input:
     if match := re.fullmatch(r"(.*)\._(parameters|buffers)\['([^']*)'\]", source):
-        role = "parameter" if match[2] == "parameters" else "buffer"
-        return Input(f"{clean_path(match[1])}.{match[3]}".lstrip("."), role)
-    return Input(clean_path(source) or source, "input")
+        return Input(f"{clean_path(match[1])}.{match[3]}".lstrip("."), match[2])
+    return Input(clean_path(source) or source, "inputs")
 
 
 def inputs_of_joint(joint: GraphModule, described: Sequence[Input]) -> list[Input]:
@@ -104,7 +102,7 @@ def inputs_of_joint(joint: GraphModule, described: Sequence[Input]) -> list[Inpu
         if node.op == "placeholder" and "tangents" not in str(node.target):
             index = getattr(node.meta.get("desc"), "idx", None)
             known = index is not None and index < len(described)
-            found.append(described[index] if known else Input(node.name, "input"))
+            found.append(described[index] if known else Input(node.name, "inputs"))
     return found
 
 

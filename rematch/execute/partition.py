@@ -66,7 +66,7 @@ class _Partition:
         self.saved: dict[Node, Node] = {}  # forward's node -> backward's placeholder
         self.states: dict[int, Node] = {}  # operator that notes a state -> its node in forward or backward
         self.shown_by = self._views_of_each_kernel()
-        self.runs = {op: 0 for op in self.ops}
+        self.runs = dict.fromkeys(self.ops, 0)
         for op in self.ops:
             self.runs[op] += 1
 

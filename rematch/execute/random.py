@@ -22,9 +22,7 @@ def note_state(kind: str, index: int | None) -> torch.Tensor:
     return _generator(kind, index).get_state()
 
 
-def replay(
-    state: torch.Tensor, kind: str, index: int | None, op: Callable[..., Any], *args: Any, **kwargs: Any
-) -> Any:
+def replay(state: torch.Tensor, kind: str, index: int | None, op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """What `op` returned when the generator was in `state`; the generator is left as it is now."""
     generator = _generator(kind, index)
     now = generator.get_state()

@@ -2,14 +2,15 @@
 
 `module.forward = Runner(module, planner)`
 
-The first call with new shapes traces the module, asks the planner for a schedule and compiles it; Dynamo's guards choose
-among what was compiled from then on. Everything that must survive copying and pickling is data; the compiled functions
+The first call with new shapes traces the module, asks the planner for a schedule and compiles it; Dynamo's guards
+choose among what was compiled from then on. Everything that must survive copying and pickling is data; the compiled functions
 are made again when needed.
 """
 
 from __future__ import annotations
 
 import inspect
+import time
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,11 +21,14 @@ import torch._dynamo
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import BackendCompilerFailed, Unsupported
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
 
-from rematch.capture.joint import Capture, Input
+from rematch.capture.joint import Capture, Input, LossCost, device_of
+from rematch.capture.memory import PeakMemory
 from rematch.capture.tracing import DYNAMO_SETTINGS, as_eager_runs, describe_inputs, explain_failure, inputs_of_joint
 from rematch.errors import CaptureError, RematchError
+from rematch.execute.loss_meter import LossMeter
 from rematch.execute.partition import partition
 from rematch.execute.source import compile_module
 from rematch.graph import Schedule
@@ -37,6 +41,8 @@ class Planner(Protocol):
 
     def schedule(self, capture: Capture) -> Schedule: ...
 
+    def loss_measured(self, capture: Capture, peak_bytes: int) -> bool: ...
+
 
 class _Planned(BaseException):
     """Raised instead of running, once a plan is made: not an error, so that no user's handler takes it for one."""
@@ -48,16 +54,16 @@ class Runner:
     def __init__(self, module: nn.Module, planner: Planner) -> None:
         self.module = module
         self.planner = planner
-        self._inner = module.__dict__.get("forward")  # set by another library on this very module
+        self.inner = module.__dict__.get("forward")  # set by another library on this very module
         self._reset()
 
     def _reset(self) -> None:
         self._compiled: Callable[..., Any] | None = None
-        self._dry = False
-        self._traced = 0
+        self.dry = False
+        self.traced = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"module": self.module, "planner": self.planner, "_inner": self._inner}
+        return {"module": self.module, "planner": self.planner, "inner": self.inner}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -70,8 +76,8 @@ class Runner:
     @property
     def plain(self) -> Callable[..., Any]:
         """The module's own forward."""
-        if self._inner is not None:
-            inner: Callable[..., Any] = self._inner
+        if self.inner is not None:
+            inner: Callable[..., Any] = self.inner
             return inner
         return types.MethodType(type(self.module).forward, self.module)
 
@@ -86,20 +92,47 @@ class Runner:
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Trace, plan and compile for these arguments without running anything on them."""
-        self._dry = True
-        before = self._traced
+        self.dry = True
+        before = self.traced
         try:
             with torch.enable_grad():
                 self(*args, **kwargs)
         except _Planned:
             pass
         finally:
-            self._dry = False
-        if self._traced == before:
+            self.dry = False
+        if self.traced == before:
             raise CaptureError(
-                f"{type(self.module).__name__} was not captured: its forward has no tensor operation that could be planned, "
-                "or torch.compile is disabled (TORCHDYNAMO_DISABLE, torch._dynamo.config.disable)"
+                f"{type(self.module).__name__} was not captured: its forward has no tensor operation to plan, or torch.compile is disabled (TORCHDYNAMO_DISABLE, torch._dynamo.config.disable)"
             )
+
+    def measure_loss(
+        self, loss: Callable[[Any], torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> LossCost:
+        """What `loss` and its gradient cost on outputs of the shapes that these arguments give."""
+        device = torch.device("cpu")
+
+        def outline(module: GraphModule, _: list[Any]) -> Callable[..., Any]:
+            """In place of the module, tensors as it would return."""
+            returned = next(node for node in module.graph.nodes if node.op == "output").args[0]
+            examples = [node.meta["example_value"] if isinstance(node, Node) else node for node in returned]
+            return lambda *_: [_zeros_like(example) for example in examples]
+
+        with _unchanged(self.module), _explained(), torch._dynamo.config.patch(DYNAMO_SETTINGS), torch.enable_grad():
+            traced = torch.compile(_entry(self.plain), backend=outline, fullgraph=True, dynamic=False)
+            outputs = traced(*args, **kwargs)
+        leaves = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+        device = leaves[0].device if leaves else device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad():
+            _loss_step(loss, outputs)  # once to warm up, so that no cache counts as memory of the loss
+            for leaf in leaves:
+                leaf.grad = None
+            started = time.perf_counter()
+            with PeakMemory(device) as used:
+                _loss_step(loss, outputs)
+            seconds = time.perf_counter() - started
+        tangent_bytes = sum(leaf.nbytes for leaf in leaves if leaf.requires_grad)
+        return LossCost(max(0, used.peak_bytes - tangent_bytes), seconds)
 
     def forget(self) -> None:
         """Compile again at the next call, because the plan has changed."""
@@ -110,42 +143,109 @@ class Runner:
         return torch.compile(_entry(self.plain), backend=self._backend, fullgraph=True, dynamic=False)
 
     def _backend(self, module: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-        described = describe_inputs(module)
-        compile_part = lambda part, _: compile_module(part)  # noqa: E731
-
-        def split(
-            joint: GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **_: Any
-        ) -> tuple[GraphModule, GraphModule]:
-            return self._split(joint, num_fwd_outputs, described)
-
-        def infer(traced: GraphModule, _: Any) -> Any:
-            outputs = len(next(node for node in traced.graph.nodes if node.op == "output").args[0])
-            return compile_module(self._split(traced, outputs, described)[0])
-
+        graph = _CompiledGraph(self, describe_inputs(module))
         backend = aot_autograd(
-            fw_compiler=compile_part,
-            bw_compiler=compile_part,
-            inference_compiler=infer,
-            partition_fn=split,
+            fw_compiler=graph.compile_forward,
+            bw_compiler=graph.compile_backward,
+            inference_compiler=graph.compile_inference,
+            partition_fn=graph.partition,
             keep_inference_input_mutations=False,
         )
         with as_eager_runs():
             compiled = backend(module, example_inputs)
+        meter = graph.meter
 
         def run(*args: Any) -> Any:
-            if self._dry:
+            if self.dry:
                 raise _Planned
-            return compiled(*args)
+            outputs = compiled(*args)
+            if meter is not None and meter.waiting:
+                meter.forward_ended()
+            return outputs
 
         return run
 
-    def _split(
-        self, joint: GraphModule, forward_outputs: int, described: list[Input]
+
+class _CompiledGraph:
+    """One traced graph of a module, between its joint form and two compiled functions."""
+
+    def __init__(self, runner: Runner, described: list[Input]) -> None:
+        self.runner = runner
+        self.described = described
+        self.capture: Capture | None = None
+        self.meter: LossMeter | None = None
+
+    def partition(
+        self, joint: GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **_: Any
     ) -> tuple[GraphModule, GraphModule]:
-        self._traced += 1
-        inputs = inputs_of_joint(joint, described)
-        capture = self.planner.capture(joint, forward_outputs=forward_outputs, inputs=inputs)
-        return partition(capture, self.planner.schedule(capture))
+        modules = self._plan(joint, num_fwd_outputs)
+        self.meter = LossMeter(device_of(joint))
+        return modules
+
+    def _plan(self, joint: GraphModule, forward_outputs: int) -> tuple[GraphModule, GraphModule]:
+        planner = self.runner.planner
+        self.runner.traced += 1
+        inputs = inputs_of_joint(joint, self.described)
+        self.capture = planner.capture(joint, forward_outputs=forward_outputs, inputs=inputs)
+        return partition(self.capture, planner.schedule(self.capture))
+
+    def compile_forward(self, module: GraphModule, _: Any) -> Any:
+        return compile_module(module, "forward")
+
+    def compile_inference(self, traced: GraphModule, _: Any) -> Any:
+        outputs = next(node for node in traced.graph.nodes if node.op == "output").args[0]
+        return compile_module(self._plan(traced, len(outputs))[0], "inference")
+
+    def compile_backward(self, module: GraphModule, _: Any) -> Any:
+        run = compile_module(module, "backward")
+        meter = self.meter
+        assert meter is not None
+
+        def backward(args: list[Any]) -> Any:
+            if meter.running:
+                self._loss_ended(meter)
+            return run(args)
+
+        backward._boxed_call = True  # type: ignore[attr-defined]
+        return backward
+
+    def _loss_ended(self, meter: LossMeter) -> None:
+        peak_bytes = meter.backward_starts()
+        assert self.capture is not None
+        if peak_bytes is not None and self.runner.planner.loss_measured(self.capture, peak_bytes):
+            self.runner.forget()
+
+
+def _zeros_like(example: Any) -> Any:
+    if not isinstance(example, torch.Tensor):
+        return example
+    zeros = torch.empty_strided(example.shape, example.stride(), dtype=example.dtype, device=example.device).zero_()
+    return zeros.requires_grad_(example.requires_grad)
+
+
+def _loss_step(loss: Callable[[Any], torch.Tensor], outputs: Any) -> None:
+    value = loss(outputs)
+    if not isinstance(value, torch.Tensor) or value.numel() != 1 or not value.requires_grad:
+        raise CaptureError(
+            f"loss= must return one differentiable number for the model's output, not {type(value).__name__}"
+            + (f" of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else "")
+        )
+    value.backward()
+
+
+@contextmanager
+def _unchanged(module: nn.Module) -> Iterator[None]:
+    """Attributes that a forward sets are put back: nothing was computed that they could hold."""
+    before = [(part, dict(part.__dict__)) for part in module.modules()]
+    buffers = [(part, dict(part._buffers)) for part in module.modules()]
+    try:
+        yield
+    finally:
+        for part, attributes in before:
+            part.__dict__.clear()
+            part.__dict__.update(attributes)
+        for part, kept in buffers:
+            part._buffers.update(kept)
 
 
 def _entry(forward: Callable[..., Any]) -> Callable[..., Any]:

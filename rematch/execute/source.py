@@ -14,7 +14,6 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 

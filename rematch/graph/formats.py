@@ -281,7 +281,7 @@ def _fields_of(kind: type[Value] | type[Op], **readers: _Reader) -> _Fields:
     return _Fields(readers, {field.name: field.default for field in fields(kind) if field.default is not MISSING})
 
 
-_VALUE = _fields_of(Value, name=_text, size_bytes=_whole, resident=_flag)
+_VALUE = _fields_of(Value, name=_text, size_bytes=_whole, resident=_flag, role=_text)
 _OP = _fields_of(
     Op,
     name=_text,

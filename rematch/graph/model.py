@@ -36,6 +36,8 @@ Longs = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
+ALREADY_ALLOCATED = "already allocated"  # the role of a resident that stands for memory the graph knows nothing of
+
 _LARGEST_BYTES = 2**56
 _LARGEST_TOTAL_BYTES = 2**60  # of all values, so that no peak comes near the end of int64
 _LARGEST_SECONDS = 1e30  # so that no sum over a schedule becomes infinite
@@ -51,11 +53,12 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A storage. `resident` ones have no producer and are never freed."""
+    """A storage. `resident` ones have no producer and are never freed. `role` says what it is, for reports."""
 
     name: str
     size_bytes: int
     resident: bool = False
+    role: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +159,18 @@ class Graph:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of operator names and all that decides a schedule's validity and peak; not of times and value names."""
+        """Hash of operator names and all that decides a schedule's validity, and of sizes.
+
+        Left out is what differs between machines for one and the same computation: times, workspace and what was
+        allocated before. Names and roles of values do not matter either.
+        """
         a = self.arrays
         digest = hashlib.sha256()
+        size = a.size.copy()
+        size[[index for index, value in enumerate(self.values) if value.role == ALREADY_ALLOCATED]] = 0
         structure = (a.producer, a.inputs_ptr, a.inputs, a.outputs_ptr, a.outputs, a.order)
         rules = (a.once, a.once_from, a.once_until, a.target, a.held)
-        for part in (a.workspace, a.size, *structure, *rules):
+        for part in (size, *structure, *rules):
             digest.update(part.tobytes())
         digest.update("\0".join(op.name for op in self.ops).encode("utf-8", "surrogatepass"))
         digest.update(str(a.loss).encode())

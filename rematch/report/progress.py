@@ -7,14 +7,43 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rematch.plan import extra_pct
+from rematch.plans import extra_pct
 from rematch.report.text import format_extra
 from rematch.solvers.base import OnProgress, Progress
 
 _QUIET_SECONDS = 5.0  # between two plain lines, so that a log file stays short
+
+
+@contextmanager
+def solving_progress(baseline_seconds: float, wanted: bool | None) -> Iterator[OnProgress | None]:
+    """For library calls: shown if `wanted`, or if that is None and someone watches a terminal."""
+    if sys.stderr.isatty() if wanted is None else wanted:
+        with progress_reporter(baseline_seconds) as on_progress:
+            yield on_progress
+    else:
+        yield None
+
+
+@contextmanager
+def measuring_progress(wanted: bool | None) -> Iterator[Callable[[str], None]]:
+    """A function to be told which operator is being measured; shown as in `solving_progress`."""
+    if not (sys.stderr.isatty() if wanted is None else wanted):
+        yield lambda operator: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress as Bar, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("measuring"), BarColumn(), TextColumn("{task.completed} operators  {task.description}"))
+    with Bar(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def tell(operator: str) -> None:
+            bar.update(task, advance=1, description=operator)
+
+        yield tell
 
 
 @contextmanager

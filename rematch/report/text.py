@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from rematch.graph import Graph, Phase, baseline, simulate
-from rematch.plan import Figures, Plan, Recomputed
+from rematch.plans import Figures, Plan, Recomputed
 from rematch.solvers.base import Status
 from rematch.units import format_bytes, format_seconds
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from rematch.graph import Graph, Op, Phase, Schedule, Value, baseline, simulate
 from rematch.graph.generators import chain
-from rematch.plan import Figures, Plan, Recomputed
+from rematch.plans import Figures, Plan, Recomputed
 from rematch.report.text import (
     describe_demo,
     describe_failure,

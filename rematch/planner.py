@@ -1,0 +1,219 @@
+"""From a traced graph to a plan: cost, budget, solve, and what to say when it does not fit.
+
+`Planner(module, Settings(budget="8GiB"))` is what a runner asks for its schedules.
+
+Plans are kept, one for each graph. A graph that was planned before gets its plan again; a new one is first tried with the
+schedules there are, for another batch size often allows the same schedule, and is solved only if none keeps the budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule
+
+from rematch.budget import parse_budget
+from rematch.capture.cost import Call, Profile
+from rematch.capture.joint import Capture, Input, LossCost, device_of, read_joint, with_outside
+from rematch.capture.measure import measuring
+from rematch.errors import BudgetInfeasible
+from rematch.graph import Graph, Schedule, baseline, simulate
+from rematch.graph.model import ALREADY_ALLOCATED
+from rematch.plans import Plan
+from rematch.report.progress import measuring_progress, solving_progress
+from rematch.solvers.base import (
+    DEFAULT_SOLVER,
+    DEFAULT_TIME_LIMIT,
+    Deadline,
+    Problem,
+    Solution,
+    Solver,
+    Status,
+    solve,
+)
+from rematch.units import format_bytes
+
+_ASSUMED_LOSS = 2.0  # times the differentiable outputs, until the loss is measured
+_MARGIN = 0.05  # of the device's memory that budget="auto" leaves free, for fragmentation and what is not counted
+_MINIMUM_SECONDS = 10.0  # to look for the smallest budget when the one asked for does not work
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the user asked for; `api.remat` describes each."""
+
+    budget: str | int | float
+    solver: str | Solver = DEFAULT_SOLVER
+    options: dict[str, Any] = field(default_factory=dict)
+    time_limit: float = DEFAULT_TIME_LIMIT
+    reserve_bytes: int = 0
+    device: str | None = None  # the name of one in the table of devices, to plan for it without having it
+    progress: bool | None = None
+
+
+class Planner:
+    """Captures graphs of one module and plans them; remembers its plans."""
+
+    def __init__(self, module: nn.Module, settings: Settings, plans: tuple[Plan, ...] = ()) -> None:
+        self.module = module
+        self.settings = settings
+        self.plans: list[Plan] = list(plans)
+        self.required: Plan | None = None  # the plan that the next training graph must be the one of
+        self.loss: LossCost | None = None  # given or measured
+        self._loss_ratio = _ASSUMED_LOSS
+
+    def capture(self, joint: GraphModule, *, forward_outputs: int, inputs: list[Input]) -> Capture:
+        device = device_of(joint)
+        with measuring_progress(self.settings.progress) as shown, self._profiler(device, shown) as profiler:
+            captured = read_joint(
+                joint,
+                forward_outputs=forward_outputs,
+                inputs=inputs,
+                profile=profiler,
+                name=type(self.module).__name__,
+            )
+        return self.with_outside(captured)
+
+    @contextmanager
+    def _profiler(self, device: torch.device, on_call: Callable[[str], None]) -> Iterator[Callable[[Call], Profile]]:
+        if self.settings.device is None:
+            with measuring(device, on_call) as profile:
+                yield profile
+        else:
+            from rematch.capture.estimate import estimating
+
+            with estimating(self.settings.device) as estimated:
+                yield estimated
+
+    def with_outside(self, captured: Capture) -> Capture:
+        """The capture with the loss and what is allocated already, as far as they are known now."""
+        loss = self.loss
+        if loss is None:
+            loss = LossCost(int(self._loss_ratio * captured.differentiable_output_bytes))
+        outside = self._allocated_outside(captured.graph, device_of(captured.joint)) + self.settings.reserve_bytes
+        return with_outside(captured, loss, outside)
+
+    def _allocated_outside(self, graph: Graph, device: torch.device) -> int:
+        """Memory in use that the graph does not have among its residents: `.grad`, optimizer state, the rest."""
+        counted = sum(value.size_bytes for value in graph.values if value.resident and value.role != ALREADY_ALLOCATED)
+        if device.type == "cuda" and self.settings.device is None:
+            return max(0, torch.cuda.memory_allocated(device) - counted)
+        own = _bytes_of(self.module)
+        of_module = sum(v.size_bytes for v in graph.values if v.resident and v.role in ("parameters", "buffers"))
+        return max(0, own - of_module)
+
+    def schedule(self, captured: Capture) -> Schedule:
+        return self.plan(captured).schedule
+
+    def plan(self, captured: Capture) -> Plan:
+        """The plan for a captured graph: a known one, an old schedule that still fits, or a new solution."""
+        graph = captured.graph
+        if self.required is not None and graph.loss is not None:
+            self.required.check(graph)
+            self.required = None
+        budget_bytes = self.budget_bytes(captured)
+        problem = Problem(graph, budget_bytes)
+        for known in reversed(self.plans):
+            if _still_fits(known, problem):
+                if known.graph_fingerprint != graph.fingerprint:
+                    kept = Solution(known.schedule, Status.FEASIBLE, f"{known.figures.solver}, for another shape")
+                    return self._remember(Plan.from_solution(problem, kept, captured.notes))
+                return known
+        return self._remember(self._solve(problem, captured))
+
+    def _remember(self, plan: Plan) -> Plan:
+        self.plans = [known for known in self.plans if known.graph_fingerprint != plan.graph_fingerprint]
+        self.plans.append(plan)
+        return plan
+
+    def budget_bytes(self, captured: Capture) -> int:
+        graph = captured.graph
+        if self.settings.budget == "auto":
+            return graph.resident_bytes + available_bytes(device_of(captured.joint), self.settings.device)
+        return parse_budget(self.settings.budget, simulate(graph, baseline(graph)).peak_bytes)
+
+    def _solve(self, problem: Problem, captured: Capture) -> Plan:
+        s = self.settings
+        _refuse_impossible(problem)
+        with solving_progress(problem.graph.baseline_seconds, s.progress) as on_progress:
+            found = solve(problem, s.solver, time_limit=s.time_limit, on_progress=on_progress, **s.options)
+        if found.schedule is None:
+            raise _infeasible(problem, found)
+        return Plan.from_solution(problem, found, captured.notes)
+
+    def loss_measured(self, captured: Capture, peak_bytes: int) -> bool:
+        """Take note of what the loss really takes. True if a plan no longer keeps the budget and must be made again."""
+        workspace = max(0, peak_bytes - captured.differentiable_output_bytes)
+        assumed = self.loss.workspace_bytes if self.loss is not None else None
+        if assumed is not None or not captured.differentiable_output_bytes:
+            return False
+        self._loss_ratio = workspace / captured.differentiable_output_bytes
+        measured = self.with_outside(captured)
+        budget_bytes = self.budget_bytes(captured)
+        known = next((p for p in self.plans if p.graph_fingerprint == captured.graph.fingerprint), None)
+        if known is None or simulate(measured.graph, known.schedule).peak_bytes <= budget_bytes:
+            return False
+        self.plans.remove(known)
+        return True
+
+
+def _still_fits(plan: Plan, problem: Problem) -> bool:
+    if plan.graph_ops != len(problem.graph.ops) or plan.graph_values != len(problem.graph.values):
+        return False
+    seen = simulate(problem.graph, plan.schedule)
+    return seen.valid and seen.peak_bytes <= problem.budget_bytes
+
+
+def _bytes_of(module: nn.Module) -> int:
+    """Parameters, buffers and gradients there are, each storage once."""
+    tensors = [*module.parameters(), *module.buffers()]
+    tensors += [p.grad for p in module.parameters() if p.grad is not None]
+    return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}.values())
+
+
+def available_bytes(device: torch.device, planned_for: str | None) -> int:
+    """What budget="auto" may use beyond what is resident: the device's free memory, less a margin."""
+    if planned_for is not None:
+        from rematch.capture.devices import find_device
+
+        total = find_device(planned_for).memory_bytes
+        return int(total * (1 - _MARGIN))
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(free + unused - _MARGIN * total)
+    with open("/proc/meminfo") as lines:
+        memory = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
+    return int(memory["MemAvailable"] - _MARGIN * memory["MemTotal"])
+
+
+def _refuse_impossible(problem: Problem) -> None:
+    """Say at once, with the smallest budget that works, what no search can find."""
+    from rematch.solvers.minimum import surely_needed_bytes
+
+    if surely_needed_bytes(problem.graph) > problem.budget_bytes:
+        raise _infeasible(problem, None)
+
+
+def _infeasible(problem: Problem, found: Solution | None) -> BudgetInfeasible:
+    """The limit, what dominates it, the smallest budget that works and what to try."""
+    from rematch.budget import describe_largest_need
+    from rematch.solvers.minimum import smallest_budget
+
+    possible = None if found is None else found.feasible_from_bytes
+    if possible is None:
+        possible = smallest_budget(problem.graph, Deadline(_MINIMUM_SECONDS)).feasible_from_bytes
+    proved = found is None or found.status is Status.INFEASIBLE
+    verdict = "cannot be kept" if proved else "could not be kept in the time there was"
+    return BudgetInfeasible(
+        f"a budget of {format_bytes(problem.budget_bytes)} {verdict} by {problem.graph.name}: "
+        f"the smallest that was found to work is {possible} bytes ({format_bytes(possible)}).\n"
+        f"  {describe_largest_need(problem.graph)}\n"
+        f"  Try budget={possible}, a smaller batch, or a shorter sequence or lower resolution"
+        + ("" if proved else ", or a longer time_limit")
+    )
