@@ -18,6 +18,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 from rematch.budget import parse_budget
+from rematch.capture.corrections import Corrections
 from rematch.capture.cost import Call, Profile
 from rematch.capture.joint import Capture, Input, LossCost, device_of, read_joint, with_outside
 from rematch.capture.measure import measuring
@@ -66,6 +67,7 @@ class Planner:
         self.required: Plan | None = None  # the plan that the next training graph must be the one of
         self.loss: LossCost | None = None  # given or measured
         self._loss_ratio = _ASSUMED_LOSS
+        self.corrections = Corrections()
 
     def capture(self, joint: GraphModule, *, forward_outputs: int, inputs: list[Input]) -> Capture:
         device = device_of(joint)
@@ -75,6 +77,7 @@ class Planner:
                 forward_outputs=forward_outputs,
                 inputs=inputs,
                 profile=profiler,
+                corrections=self.corrections,
                 name=type(self.module).__name__,
             )
         return self.with_outside(captured)

@@ -137,12 +137,29 @@ def forget_unread_statistics(graph: torch.fx.Graph) -> None:
             node.args = tuple(None if index in statistics else arg for index, arg in enumerate(node.args))
 
 
+# Tracing turns `empty_like(x).bernoulli_(p)` into a call that returns its numbers in a new tensor, in another order if
+# the old one was not contiguous. On memory that nobody has written to, these are the calls that were meant.
+_FILLS: dict[Any, OpOverload] = {
+    aten.bernoulli.p: aten.bernoulli_.float,
+    aten.uniform.default: aten.uniform_.default,
+    aten.normal_functional.default: aten.normal_.default,
+    aten.exponential.default: aten.exponential_.default,
+    aten.random.default: aten.random_.default,
+    aten.random.to: aten.random_.to,
+}
+_EMPTY = (aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default, aten.new_empty.default)
+
+
+def fill_of_empty(node: Node) -> OpOverload | None:
+    """The in-place operator behind a call that fills fresh memory with random numbers; None for other calls."""
+    source = node.args[0] if node.args else None
+    fresh = isinstance(source, Node) and source.target in _EMPTY and len(source.users) == 1
+    return _FILLS.get(node.target) if fresh else None
+
+
 @cache
 def in_place_twin(target: Any) -> OpOverload | None:
     """The variant that overwrites its first argument with the same bits, for pointwise operators that have one."""
-    if target is aten.bernoulli.p:
-        twin: OpOverload = aten.bernoulli_.float
-        return twin
     if not isinstance(target, OpOverload) or target.namespace != "aten" or torch.Tag.pointwise not in target.tags:
         return None
     packet = getattr(aten, f"{target.overloadpacket.__name__}_", None)

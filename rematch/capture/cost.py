@@ -7,7 +7,7 @@ keys cost the same and are looked at once.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,27 +68,27 @@ class Call:
     @staticmethod
     def of(node: Node, value_of: Callable[[Node], Any], target: Any = None) -> Call:
         """The call that `node` makes when its arguments have these values, or `target` in place of its operator."""
-        leaves, structure = pytree.tree_flatten((node.args, node.kwargs), is_leaf=lambda leaf: isinstance(leaf, Node))
+        args, kwargs = torch.fx.map_arg((node.args, dict(node.kwargs)), value_of)  # type: ignore[misc]
+        return Call.made(node.target if target is None else target, args, kwargs)
+
+    @staticmethod
+    def made(target: Any, args: Any, kwargs: Any) -> Call:
+        """The call of `target` with these arguments."""
+        leaves, structure = pytree.tree_flatten((tuple(args), dict(kwargs)))
         numbers: dict[int, int] = {}
         tensors: list[torch.Tensor] = []
         for position, leaf in enumerate(leaves):
-            if isinstance(leaf, Node):
-                value = value_of(leaf)
-                if isinstance(value, torch.Tensor):
-                    if id(value) not in numbers:
-                        numbers[id(value)] = len(tensors)
-                        tensors.append(value)
-                    value = Placeholder(numbers[id(value)])
-                leaves[position] = value
-        called = node.target if target is None else target
+            if isinstance(leaf, torch.Tensor):
+                if id(leaf) not in numbers:
+                    numbers[id(leaf)] = len(tensors)
+                    tensors.append(leaf)
+                leaves[position] = Placeholder(numbers[id(leaf)])
         described = ", ".join(describe(tensor) for tensor in tensors)
         given = ", ".join(_describe_leaf(leaf) for leaf in leaves)
-        key = f"{called}({given} | {structure_text(structure)}) on {described}"
-        return Call(called, tuple(leaves), structure, tuple(tensors), key)
+        key = f"{target}({given} | {structure_text(structure)}) on {described}"
+        return Call(target, tuple(leaves), structure, tuple(tensors), key)
 
-    def arguments(
-        self, tensors: tuple[torch.Tensor, ...] | list[torch.Tensor]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def arguments(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Positional and keyword arguments with `tensors` in the places of the distinct ones."""
         leaves = [tensors[leaf.index] if isinstance(leaf, Placeholder) else leaf for leaf in self.leaves]
         args, kwargs = pytree.tree_unflatten(leaves, self.structure)
@@ -122,7 +122,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
             yield leaf
 
 
-def results_of(returned: Any, arguments: tuple[torch.Tensor, ...] | list[torch.Tensor]) -> tuple[Result | None, ...]:
+def results_of(returned: Any, arguments: Sequence[torch.Tensor]) -> tuple[Result | None, ...]:
     """What `returned` is made of; storages are told apart by where they are."""
     owners: dict[int, int] = {}
     for index, tensor in enumerate(arguments):

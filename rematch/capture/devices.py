@@ -51,7 +51,7 @@ class Device:
         elif dtype is torch.float32 and tf32:
             peak = self.tf32
         else:
-            return self.vector_flops_per_second(dtype) * self.reached_flops
+            peak = self.vector_flops_per_second(dtype)
         return peak * self.reached_flops
 
     def vector_flops_per_second(self, dtype: torch.dtype) -> float:

@@ -22,6 +22,7 @@ from torch.fx import GraphModule, Node
 
 from rematch.capture.aten import (
     aten,
+    fill_of_empty,
     forget_unread_statistics,
     in_place_twin,
     is_random,
@@ -29,6 +30,7 @@ from rematch.capture.aten import (
     updated_statistics,
 )
 from rematch.capture.cost import Call, Profile, Result
+from rematch.capture.corrections import Corrections
 from rematch.errors import CaptureError
 from rematch.graph import Graph, Op, Phase, Value
 from rematch.graph.model import ALREADY_ALLOCATED
@@ -51,10 +53,6 @@ class Kernel:
 
     node: Node
     target: Any
-
-    @property
-    def in_place(self) -> bool:
-        return self.target is not self.node.target and self.target is in_place_twin(self.node.target)
 
 
 @dataclass(frozen=True)
@@ -88,16 +86,19 @@ def read_joint(
     forward_outputs: int,
     inputs: Sequence[Input],
     profile: Callable[[Call], Profile],
+    corrections: Corrections,
     name: str = "",
 ) -> Capture:
     """The graph of a traced training step, or of inference if `joint` has no tangents.
 
     What lies outside of it, the cost of the loss and memory that is allocated already, is nothing until `with_outside`
-    says otherwise.
+    says otherwise. `TraceAgain` is raised if results have other strides than tracing believed: they decide which kernels
+    eager runs next, so the graph must be traced with the right ones.
     """
     forget_unread_statistics(joint.graph)
     traced = _Traced(joint, forward_outputs)
     propagated = _propagate(traced, profile)
+    corrections.learn(propagated.wrong)
     return _Assembly(traced, propagated, profile, inputs).capture(name)
 
 
@@ -146,6 +147,7 @@ class _Propagated:
     profile: dict[Node, Profile] = field(default_factory=dict)  # of kernels
     call: dict[Node, Call] = field(default_factory=dict)
     reshaped: set[Node] = field(default_factory=set)
+    wrong: dict[str, Profile] = field(default_factory=dict)  # calls whose results were traced wrongly
 
 
 def storage_key(tensor: torch.Tensor) -> int:
@@ -227,7 +229,7 @@ def _run(
     """Give a kernel's node the results it really has; `unchanged` collects it if they are the traced ones."""
     value = found.value
     copies = node.target in _RESHAPES
-    target = aten._reshape_copy.default if copies else node.target
+    target = aten._reshape_copy.default if copies else fill_of_empty(node) or node.target
     if not isinstance(target, OpOverload):
         raise CaptureError(
             f"operator {target} cannot be planned: it runs code of its own that is not traced; "
@@ -238,13 +240,16 @@ def _run(
     call = Call.of(node, value.__getitem__, target)
     seen = profile(call)
     found.profile[node], found.call[node] = seen, call
-    if unchanged is not None and _as_traced(node, seen):
+    filled = fill_of_empty(node) is not None
+    if unchanged is not None and not filled and _as_traced(node, seen):
         unchanged.add(node)
         value[node] = node.meta["val"]
         for tensor, result in zip(_leaves(value[node]), seen.results, strict=True):
             if result is not None:
                 found.storage_bytes[storage_key(tensor)] = result.storage_bytes
         return
+    if unchanged is not None and not copies and not _same_layout(node, seen):
+        found.wrong[Call.of(node, value.__getitem__).key] = seen
     returned: list[Any] = []
     for result in seen.results:
         returned.append(None if result is None else _tensor_for(result, call, returned, fake_mode))
@@ -258,18 +263,19 @@ def _leaves(value: Any) -> Sequence[Any]:
 
 
 def _as_traced(node: Node, seen: Profile) -> bool:
+    """Whether the results are new tensors of the traced shapes and strides."""
+    fresh = all(result is None or (result.alias is None and result.offset == 0) for result in seen.results)
+    return fresh and _same_layout(node, seen)
+
+
+def _same_layout(node: Node, seen: Profile) -> bool:
     leaves = _leaves(node.meta["val"])
-    if len(leaves) != len(seen.results):
-        return False
-    for leaf, result in zip(leaves, seen.results, strict=True):
-        if (result is None) != (not isinstance(leaf, torch.Tensor)):
-            return False
-        if result is None:
-            continue
-        same = tuple(leaf.shape) == result.shape and leaf.stride() == result.stride
-        if not same or result.alias is not None or int(leaf.storage_offset()) != result.offset:
-            return False
-    return True
+    return len(leaves) == len(seen.results) and all(
+        (not isinstance(leaf, torch.Tensor))
+        if result is None
+        else (isinstance(leaf, torch.Tensor) and tuple(leaf.shape) == result.shape and leaf.stride() == result.stride)
+        for leaf, result in zip(leaves, seen.results, strict=True)
+    )
 
 
 def _tensor_for(result: Result, call: Call, earlier: list[Any], fake_mode: Any) -> torch.Tensor:
@@ -388,7 +394,8 @@ class _Assembly:
 
     def _works_in_place(self, node: Node) -> bool:
         """Let `node` overwrite its first argument, if the operator just before made that and nobody else reads it."""
-        twin = in_place_twin(node.target)
+        filled = fill_of_empty(node)
+        twin = filled or in_place_twin(node.target)
         first = node.args[0] if node.args else None
         if twin is None or not isinstance(first, Node) or not self.drafts:
             return False
@@ -402,7 +409,8 @@ class _Assembly:
         ):
             return False
         others = self.storages(arg for arg in node.all_input_nodes if arg is not first)
-        alone = self.readers.get(storage, set()) == {node} and storage not in self.kept and storage not in others
+        alone = filled is not None or (self.readers.get(storage, set()) == {node} and storage not in self.kept)
+        alone = alone and storage not in others
         twice = sum(arg is first for arg in node.args) > 1
         same = given.dtype == returned.dtype and given.shape == returned.shape and given.stride() == returned.stride()
         if not alone or twice or not same or self._bytes(given) != given.numel() * given.element_size():
@@ -410,8 +418,11 @@ class _Assembly:
         draft = self.drafts[last]
         call = Call.of(node, self.found.value.__getitem__, twin)
         cost = self.profile(call).cost
-        self.merged[storage_key(returned)] = storage
-        self.readers[storage] = self.readers.pop(storage_key(returned), set())
+        if filled is None:
+            self.merged[storage_key(returned)] = storage
+            self.readers[storage] = self.readers.pop(storage_key(returned), set())
+        else:
+            self.readers[storage].discard(node)
         if storage_key(returned) in self.kept:
             self.kept.add(storage)
         draft.kernels.append(Kernel(node, twin))

@@ -3,8 +3,9 @@
 `with PeakMemory(torch.device("cpu")) as used: work()` and then `used.peak_bytes`: the most that was allocated at any
 moment beyond what was there at the start.
 
-On CUDA the allocator counts. On CPU nobody does, so the profiler records each allocation and we add them up; that works
-only while nobody else profiles.
+On CUDA the allocator counts. On CPU nobody does, so a profiler records each allocation of this thread and we add them
+up; that works only while nobody else profiles. It is the old profiler: the new one prints a line whenever it starts, and
+a process that ends while it runs crashes.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from __future__ import annotations
 from types import TracebackType
 
 import torch
+from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy  # type: ignore[attr-defined]
+from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 
 
 class PeakMemory:
@@ -21,7 +24,7 @@ class PeakMemory:
         self.device = device
         self.peak_bytes = 0
         self.end_bytes = 0
-        self._profiler: torch.autograd.profiler.profile | None = None
+        self._recording = False
         self._start_bytes = 0
 
     def __enter__(self) -> PeakMemory:
@@ -39,8 +42,10 @@ class PeakMemory:
             torch.cuda.reset_peak_memory_stats(self.device)
             self._start_bytes = torch.cuda.memory_allocated(self.device)
         else:
-            self._profiler = torch.autograd.profiler.profile(profile_memory=True)
-            self._profiler.__enter__()
+            _enable_profiler_legacy(
+                ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())
+            )
+            self._recording = True
 
     def stop(self) -> None:
         if self.device.type == "cuda":
@@ -48,13 +53,13 @@ class PeakMemory:
             self.peak_bytes = torch.cuda.max_memory_allocated(self.device) - self._start_bytes
             self.end_bytes = torch.cuda.memory_allocated(self.device) - self._start_bytes
             return
-        if self._profiler is None:
+        if not self._recording:
             return
-        self._profiler.__exit__(None, None, None)
-        events = self._profiler.kineto_results.events() if self._profiler.kineto_results is not None else []
-        self._profiler = None
+        self._recording = False
         allocated = 0
-        for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns()):
-            allocated += event.nbytes()
-            self.peak_bytes = max(self.peak_bytes, allocated)
+        for thread in _disable_profiler_legacy():
+            for event in thread:
+                if event.kind() == "memory_alloc":
+                    allocated += event.cpu_memory_usage()
+                    self.peak_bytes = max(self.peak_bytes, allocated)
         self.end_bytes = allocated

@@ -183,7 +183,7 @@ def _convolution_rate(rate: float, call: _NamedCall, device: Device) -> float:
     if call.named.get("groups", 1) > 1:
         share = DEPTHWISE_SHARE if _is_depthwise(call) else GROUPED_SHARE
         return min(rate, share * device.vector_flops_per_second(call.dtype))
-    channels = max(8, min(call.named["weight"].shape[:2]))  # fewer are filled up to 8
+    channels = int(max(8, min(call.named["weight"].shape[:2])))  # fewer are filled up to 8
     return rate * channels / (channels + HALF_FULL_CHANNELS)
 
 
@@ -228,7 +228,7 @@ def _transposes(call: _NamedCall) -> bool:
 def _order(tensor: torch.Tensor) -> list[int]:
     """Its dimensions from the widest stride to the narrowest, without those that have but one stride."""
     wide = [dim for dim in range(tensor.dim()) if tensor.shape[dim] > 1 and tensor.stride(dim)]
-    return sorted(wide, key=lambda dim: -tensor.stride(dim))
+    return sorted(wide, key=tensor.stride().__getitem__, reverse=True)
 
 
 def _tf32_allowed(family: Family) -> bool:

@@ -8,6 +8,8 @@ earlier ones, which are those that matter. On CPU the profiler records allocatio
 
 from __future__ import annotations
 
+import weakref
+
 import torch
 
 from rematch.capture.memory import PeakMemory
@@ -42,6 +44,7 @@ class LossMeter:
         else:
             self._memory = PeakMemory(self.device)
             self._memory.start()
+            weakref.finalize(self, self._memory.stop)  # also when the program ends before any backward
         self.running = True
 
     def backward_starts(self) -> int | None:

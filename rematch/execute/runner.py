@@ -24,6 +24,7 @@ from torch._dynamo.exc import BackendCompilerFailed, Unsupported
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from rematch.capture.corrections import Corrections, TraceAgain
 from rematch.capture.joint import Capture, Input, LossCost, device_of
 from rematch.capture.memory import PeakMemory
 from rematch.capture.tracing import DYNAMO_SETTINGS, as_eager_runs, describe_inputs, explain_failure, inputs_of_joint
@@ -36,6 +37,8 @@ from rematch.graph import Schedule
 
 class Planner(Protocol):
     """Turns a traced graph into a capture with costs, and a capture into a schedule."""
+
+    corrections: Corrections
 
     def capture(self, joint: GraphModule, *, forward_outputs: int, inputs: list[Input]) -> Capture: ...
 
@@ -144,15 +147,7 @@ class Runner:
 
     def _backend(self, module: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         graph = _CompiledGraph(self, describe_inputs(module))
-        backend = aot_autograd(
-            fw_compiler=graph.compile_forward,
-            bw_compiler=graph.compile_backward,
-            inference_compiler=graph.compile_inference,
-            partition_fn=graph.partition,
-            keep_inference_input_mutations=False,
-        )
-        with as_eager_runs():
-            compiled = backend(module, example_inputs)
+        compiled = graph.compile(module, example_inputs)
         meter = graph.meter
 
         def run(*args: Any) -> Any:
@@ -174,6 +169,21 @@ class _CompiledGraph:
         self.described = described
         self.capture: Capture | None = None
         self.meter: LossMeter | None = None
+
+    def compile(self, module: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        while True:
+            backend = aot_autograd(
+                fw_compiler=self.compile_forward,
+                bw_compiler=self.compile_backward,
+                inference_compiler=self.compile_inference,
+                partition_fn=self.partition,
+                keep_inference_input_mutations=False,
+            )
+            try:
+                with as_eager_runs(), self.runner.planner.corrections.applied():
+                    return backend(module, example_inputs)
+            except TraceAgain:
+                continue
 
     def partition(
         self, joint: GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **_: Any
