@@ -40,6 +40,7 @@ from rematch.solvers.base import (
 from rematch.units import format_bytes
 
 _ASSUMED_LOSS = 2.0  # times the differentiable outputs, until the loss is measured
+_LOSS_BYTES = 64  # of the number itself
 _MARGIN = 0.05  # of the device's memory that budget="auto" leaves free, for fragmentation and what is not counted
 _MINIMUM_SECONDS = 10.0  # to look for the smallest budget when the one asked for does not work
 
@@ -66,7 +67,7 @@ class Planner:
         self.plans: list[Plan] = list(plans)
         self.required: Plan | None = None  # the plan that the next training graph must be the one of
         self.loss: LossCost | None = None  # given or measured
-        self._loss_ratio = _ASSUMED_LOSS
+        self._loss_ratios = (_ASSUMED_LOSS, 0.0)  # of workspace and of what is retained, to the outputs
         self.corrections = Corrections()
 
     def capture(self, joint: GraphModule, *, forward_outputs: int, inputs: list[Input]) -> Capture:
@@ -97,7 +98,8 @@ class Planner:
         """The capture with the loss and what is allocated already, as far as they are known now."""
         loss = self.loss
         if loss is None:
-            loss = LossCost(int(self._loss_ratio * captured.differentiable_output_bytes))
+            workspace, retained = (int(r * captured.differentiable_output_bytes) for r in self._loss_ratios)
+            loss = LossCost(workspace, retained + _LOSS_BYTES)
         outside = self._allocated_outside(captured.graph, device_of(captured.joint)) + self.settings.reserve_bytes
         return with_outside(captured, loss, outside)
 
@@ -149,13 +151,12 @@ class Planner:
             raise _infeasible(problem, found)
         return Plan.from_solution(problem, found, captured.notes)
 
-    def loss_measured(self, captured: Capture, peak_bytes: int) -> bool:
+    def loss_measured(self, captured: Capture, cost: LossCost) -> bool:
         """Take note of what the loss really takes. True if a plan no longer keeps the budget and must be made again."""
-        workspace = max(0, peak_bytes - captured.differentiable_output_bytes)
-        assumed = self.loss.workspace_bytes if self.loss is not None else None
-        if assumed is not None or not captured.differentiable_output_bytes:
+        size = captured.differentiable_output_bytes
+        if self.loss is not None or not size:
             return False
-        self._loss_ratio = workspace / captured.differentiable_output_bytes
+        self._loss_ratios = (cost.workspace_bytes / size, cost.retained_bytes / size)
         measured = self.with_outside(captured)
         budget_bytes = self.budget_bytes(captured)
         known = next((p for p in self.plans if p.graph_fingerprint == captured.graph.fingerprint), None)

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -169,3 +171,58 @@ def in_place_twin(target: Any) -> OpOverload | None:
 
 def _takes_the_same(one: OpOverload, other: OpOverload) -> bool:
     return [a.name for a in one._schema.arguments] == [a.name for a in other._schema.arguments]
+
+
+IN_PLACE = "rematch_in_place"  # the mark of a node that eager runs in place
+
+
+def in_place_on_copy(
+    op: Callable[..., torch.Tensor], stride: Sequence[int], first: torch.Tensor, *args: Any, **kwargs: Any
+) -> torch.Tensor:
+    """`op` on a copy of `first` with other strides."""
+    copy = torch.empty_strided(first.shape, stride, dtype=first.dtype, device=first.device)
+    return op(copy.copy_(first), *args, **kwargs)
+
+
+@dataclass(frozen=True)
+class InPlaceOnCopy:
+    """An in-place operator on a copy with these strides: what eager computes when it overwrites part of a tensor.
+
+    Vectorized kernels round differently at the end of a row than in its middle. A result in rows that do not follow each
+    other in memory must therefore be computed in such rows again, although nothing else is left of the tensor around it.
+    """
+
+    twin: OpOverload
+    stride: tuple[int, ...]
+
+    def __call__(self, first: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return in_place_on_copy(self.twin._op, self.stride, first, *args, **kwargs)
+
+    def __str__(self) -> str:
+        return f"{self.twin} on a copy {self.stride}"
+
+
+def in_rows_apart(node: Node, first: Any) -> InPlaceOnCopy | None:
+    """How to run a node that eager runs in place on `first`, if `first` is part of a tensor; None for all others."""
+    twin = in_place_twin(node.target)
+    marked = node.meta.get("custom", {}).get(IN_PLACE, False)
+    if twin is None or not marked or not isinstance(first, torch.Tensor):
+        return None
+    stride = _rows_apart(tuple(first.shape), first.stride())
+    return None if stride is None else InPlaceOnCopy(twin, stride)
+
+
+def _rows_apart(shape: tuple[int, ...], stride: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Strides with gaps wherever `stride` has them, as small as can be; None if it has no gaps or overlaps itself."""
+    dims = sorted((dim for dim in range(len(shape)) if shape[dim] > 1), key=lambda dim: stride[dim])
+    found = [1] * len(shape)
+    dense_before = dense_now = 1
+    gaps = False
+    for dim in dims:
+        if stride[dim] < dense_before:
+            return None
+        gap = stride[dim] != dense_before
+        gaps |= gap
+        found[dim] = dense_now + gap
+        dense_before, dense_now = stride[dim] * shape[dim], found[dim] * shape[dim]
+    return tuple(found) if gaps else None

@@ -21,10 +21,12 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from rematch.capture.aten import (
+    InPlaceOnCopy,
     aten,
     fill_of_empty,
     forget_unread_statistics,
     in_place_twin,
+    in_rows_apart,
     is_random,
     may_repeat,
     updated_statistics,
@@ -33,7 +35,7 @@ from rematch.capture.cost import Call, Profile, Result
 from rematch.capture.corrections import Corrections
 from rematch.errors import CaptureError
 from rematch.graph import Graph, Op, Phase, Value
-from rematch.graph.model import ALREADY_ALLOCATED
+from rematch.graph.model import ALREADY_ALLOCATED, LOSS_VALUE
 
 _RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten._reshape_alias.default)
 _PASS_THROUGH = (aten.detach.default, aten.alias.default, aten.lift_fresh.default)
@@ -57,9 +59,13 @@ class Kernel:
 
 @dataclass(frozen=True)
 class LossCost:
-    """What the user's own loss takes outside the module, beyond the outputs it reads and the tangents it yields."""
+    """What the user's own loss takes outside the module, beyond the outputs it reads and the tangents it yields.
+
+    `retained_bytes` stay while backward runs: the user holds the loss, and some losses keep a whole tensor for a number.
+    """
 
     workspace_bytes: int
+    retained_bytes: int
     seconds: float = 0.0
 
 
@@ -229,8 +235,10 @@ def _run(
     """Give a kernel's node the results it really has; `unchanged` collects it if they are the traced ones."""
     value = found.value
     copies = node.target in _RESHAPES
-    target = aten._reshape_copy.default if copies else fill_of_empty(node) or node.target
-    if not isinstance(target, OpOverload):
+    first = value.get(node.args[0]) if node.args and isinstance(node.args[0], Node) else None
+    apart = None if copies else in_rows_apart(node, first)
+    target = aten._reshape_copy.default if copies else fill_of_empty(node) or apart or node.target
+    if not isinstance(target, (OpOverload, InPlaceOnCopy)):
         raise CaptureError(
             f"operator {target} cannot be planned: it runs code of its own that is not traced; "
             "keep the part of the model that uses it outside, or wrap the modules around it one by one"
@@ -248,7 +256,7 @@ def _run(
             if result is not None:
                 found.storage_bytes[storage_key(tensor)] = result.storage_bytes
         return
-    if unchanged is not None and not copies and not _same_layout(node, seen):
+    if unchanged is not None and not copies and apart is None and not _same_layout(node, seen):
         found.wrong[Call.of(node, value.__getitem__).key] = seen
     returned: list[Any] = []
     for result in seen.results:
@@ -484,6 +492,7 @@ class _Finish:
         has_loss = bool(self.traced.tangents)
         held = frozenset(self._values_of(forward))
         targets = frozenset(self._values_of(outputs[self.traced.forward_outputs :]))
+        targets |= {index for index, value in enumerate(self.values) if value.role == LOSS_VALUE}
         graph = Graph(
             ops=tuple(self.ops),
             values=tuple(self.values),
@@ -593,6 +602,8 @@ class _Finish:
         for node in tangents:
             tensor = self.assembly.found.value[node]
             outputs.append(self._add_value(storage_key(tensor), Value(node.name, _nbytes(tensor), role="tangents")))
+        outputs.append(len(self.values))
+        self.values.append(Value(LOSS_VALUE, 0, role=LOSS_VALUE))
         held = self._values_of(self.traced.outputs[: self.traced.forward_outputs])
         self.ops.append(Op("loss", 0.0, tuple(held), tuple(outputs), phase=Phase.LOSS, once=True))
         self.kernels.append(())
@@ -652,8 +663,8 @@ def with_outside(capture: Capture, loss: LossCost, already_allocated_bytes: int)
         replace(op, seconds=loss.seconds, workspace_bytes=loss.workspace_bytes) if op.phase is Phase.LOSS else op
         for op in graph.ops
     )
+    outside = {ALREADY_ALLOCATED: already_allocated_bytes, LOSS_VALUE: loss.retained_bytes}
     values = tuple(
-        replace(value, size_bytes=already_allocated_bytes) if value.role == ALREADY_ALLOCATED else value
-        for value in graph.values
+        replace(value, size_bytes=outside[value.role]) if value.role in outside else value for value in graph.values
     )
     return replace(capture, graph=replace(graph, ops=ops, values=values))

@@ -9,19 +9,24 @@ while backward is traced, where eager has none.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch._dynamo
 import torch._functorch.config
+import torch.fx.traceback
 from torch._C import DispatchKey
 from torch._ops import OpOverload
+from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.fx import GraphModule
 
+from rematch.capture.aten import IN_PLACE
 from rematch.capture.joint import Input, clean_path
 from rematch.errors import CaptureError
 
@@ -36,6 +41,15 @@ DYNAMO_SETTINGS: dict[str, Any] = {
     "automatic_dynamic_shapes": False,
     "suppress_errors": False,
 }
+# A log message is no reason to cut a graph in two; it is left out while the captured graph runs.
+_LOGGING = ("debug", "info", "warning", "error", "critical", "exception", "log", "warning_once", "info_once", "warning_advice")
+
+
+def dynamo_settings() -> dict[str, Any]:
+    """`DYNAMO_SETTINGS` with what depends on the libraries that are loaded."""
+    methods = {method for name in _LOGGING if (method := getattr(logging.Logger, name, None)) is not None}
+    known = "ignore_logging_functions" if hasattr(torch._dynamo.config, "ignore_logging_functions") else "ignore_logger_methods"
+    return {**DYNAMO_SETTINGS, known: methods}
 
 
 @contextmanager
@@ -45,9 +59,25 @@ def as_eager_runs() -> Iterator[None]:
     known = {name: value for name, value in settings.items() if hasattr(torch._functorch.config, name)}
     with ExitStack() as stack:
         stack.enter_context(torch._functorch.config.patch(known))
+        stack.enter_context(_in_place_marked())
         for op, keys in _python_decompositions():
             stack.callback(_restore, op, {key: op.py_kernels.pop(key) for key in keys})
             _forget_dispatch(op)
+        yield
+
+
+@contextmanager
+def _in_place_marked() -> Iterator[None]:
+    """Nodes remember that eager would overwrite their first argument; tracing makes a new tensor of the result."""
+    plain = FunctionalTensorMode.__torch_dispatch__
+
+    def dispatch(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if isinstance(func, OpOverload) and func.overloadpacket.__name__.endswith("_") and func._schema.is_mutable:
+            with torch.fx.traceback.annotate({IN_PLACE: True}):
+                return plain(mode, func, types, args, kwargs)
+        return plain(mode, func, types, args, kwargs)
+
+    with patch.object(FunctionalTensorMode, "__torch_dispatch__", dispatch):
         yield
 
 

@@ -1,6 +1,6 @@
 """What the user's own loss allocates, measured in the first step between forward's end and backward's start.
 
-`meter.forward_ended()` ... `meter.backward_starts()` returns the bytes at the highest moment, or None if not known.
+`meter.forward_ended()` ... `meter.backward_starts()` returns the bytes at the highest moment and now, or None.
 
 On CUDA the allocator's running maximum is read and never reset, for it is the user's. It tells only maxima above all
 earlier ones, which are those that matter. On CPU the profiler records allocations, unless someone else is profiling.
@@ -47,16 +47,17 @@ class LossMeter:
             weakref.finalize(self, self._memory.stop)  # also when the program ends before any backward
         self.running = True
 
-    def backward_starts(self) -> int | None:
-        """The most bytes at once since `forward_ended`; None if that is not known."""
+    def backward_starts(self) -> tuple[int, int] | None:
+        """The most bytes at once since `forward_ended`, and those still there; None if that is not known."""
         measured = None
         if self.device.type == "cuda":
             highest = torch.cuda.max_memory_allocated(self.device)
-            measured = highest - self._allocated if highest > self._highest else None
+            now = torch.cuda.memory_allocated(self.device)
+            measured = (max(highest if highest > self._highest else 0, now) - self._allocated, now - self._allocated)
         elif self._memory is not None:
             memory = self._memory
             self._stop()
-            measured = memory.peak_bytes
+            measured = (memory.peak_bytes, memory.end_bytes)
         self.waiting = self.running = False
         return measured
 

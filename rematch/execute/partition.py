@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.fx import Graph as FxGraph, GraphModule, Node
 
-from rematch.capture.aten import aten, is_random, without_running_statistics
+from rematch.capture.aten import InPlaceOnCopy, aten, in_place_on_copy, is_random, without_running_statistics
 from rematch.capture.joint import Capture, Kernel
 from rematch.errors import ScheduleError
 from rematch.execute.random import note_state, replay
@@ -170,6 +170,8 @@ class _Partition:
         if again and (harmless := without_running_statistics(node.target, args)) is not None:
             args = harmless
         target = aten.reshape.default if node in self.capture.reshaped else kernel.target
+        if isinstance(target, InPlaceOnCopy):
+            target, args = in_place_on_copy, (target.twin, target.stride, *args)
         return target, *torch.fx.map_arg((args, dict(node.kwargs)), self._look_up)  # type: ignore[return-value]
 
     def _adopt(self, node: Node, made: Node) -> None:

@@ -35,6 +35,9 @@ from rematch.execute.source import compile_module
 from rematch.graph import Schedule
 
 
+_LOSS_BYTES = 64  # of the number itself, of its gradient, and of what else is small
+
+
 class Planner(Protocol):
     """Turns a traced graph into a capture with costs, and a capture into a schedule."""
 
@@ -44,7 +47,7 @@ class Planner(Protocol):
 
     def schedule(self, capture: Capture) -> Schedule: ...
 
-    def loss_measured(self, capture: Capture, peak_bytes: int) -> bool: ...
+    def loss_measured(self, capture: Capture, cost: LossCost) -> bool: ...
 
 
 class _Planned(BaseException):
@@ -132,10 +135,12 @@ class Runner:
                 leaf.grad = None
             started = time.perf_counter()
             with PeakMemory(device) as used:
-                _loss_step(loss, outputs)
+                value = _loss_step(loss, outputs)
             seconds = time.perf_counter() - started
-        tangent_bytes = sum(leaf.nbytes for leaf in leaves if leaf.requires_grad)
-        return LossCost(max(0, used.peak_bytes - tangent_bytes), seconds)
+            del value
+        return loss_cost(
+            used.peak_bytes, used.end_bytes, sum(leaf.nbytes for leaf in leaves if leaf.requires_grad), seconds
+        )
 
     def forget(self) -> None:
         """Compile again at the next call, because the plan has changed."""
@@ -220,10 +225,12 @@ class _CompiledGraph:
         return backward
 
     def _loss_ended(self, meter: LossMeter) -> None:
-        peak_bytes = meter.backward_starts()
+        measured = meter.backward_starts()
         assert self.capture is not None
-        if peak_bytes is not None and self.runner.planner.loss_measured(self.capture, peak_bytes):
-            self.runner.forget()
+        if measured is not None:
+            cost = loss_cost(*measured, self.capture.differentiable_output_bytes)
+            if self.runner.planner.loss_measured(self.capture, cost):
+                self.runner.forget()
 
 
 def _zeros_like(example: Any) -> Any:
@@ -233,7 +240,13 @@ def _zeros_like(example: Any) -> Any:
     return zeros.requires_grad_(example.requires_grad)
 
 
-def _loss_step(loss: Callable[[Any], torch.Tensor], outputs: Any) -> None:
+def loss_cost(peak_bytes: int, end_bytes: int, tangent_bytes: int, seconds: float = 0.0) -> LossCost:
+    """What was allocated between the end of forward and the start of backward, taken apart."""
+    retained = max(0, end_bytes - tangent_bytes) + _LOSS_BYTES
+    return LossCost(max(0, peak_bytes - tangent_bytes - retained), retained, seconds)
+
+
+def _loss_step(loss: Callable[[Any], torch.Tensor], outputs: Any) -> torch.Tensor:
     value = loss(outputs)
     if not isinstance(value, torch.Tensor) or value.numel() != 1 or not value.requires_grad:
         raise CaptureError(
@@ -241,6 +254,7 @@ def _loss_step(loss: Callable[[Any], torch.Tensor], outputs: Any) -> None:
             + (f" of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else "")
         )
     value.backward()
+    return value
 
 
 @contextmanager

@@ -36,7 +36,9 @@ Longs = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-ALREADY_ALLOCATED = "already allocated"  # the role of a resident that stands for memory the graph knows nothing of
+# Roles of values that stand for memory outside of what was captured, which differs from run to run.
+ALREADY_ALLOCATED = "already allocated"
+LOSS_VALUE = "loss"  # what the loss leaves behind besides tangents: its own value, and what that keeps alive
 
 _LARGEST_BYTES = 2**56
 _LARGEST_TOTAL_BYTES = 2**60  # of all values, so that no peak comes near the end of int64
@@ -167,7 +169,8 @@ class Graph:
         a = self.arrays
         digest = hashlib.sha256()
         size = a.size.copy()
-        size[[index for index, value in enumerate(self.values) if value.role == ALREADY_ALLOCATED]] = 0
+        outside = (ALREADY_ALLOCATED, LOSS_VALUE)
+        size[[index for index, value in enumerate(self.values) if value.role in outside]] = 0
         structure = (a.producer, a.inputs_ptr, a.inputs, a.outputs_ptr, a.outputs, a.order)
         rules = (a.once, a.once_from, a.once_until, a.target, a.held)
         for part in (size, *structure, *rules):
