@@ -16,8 +16,8 @@ from rematch.budget import parse_budget
 from rematch.errors import CaptureError, RematchError
 from rematch.execute.module import runner_of, twin_of
 from rematch.execute.runner import Runner
-from rematch.plans import Plan
 from rematch.planner import Planner, Settings
+from rematch.plans import Plan
 from rematch.solvers.base import DEFAULT_SOLVER, DEFAULT_TIME_LIMIT, Solver, make_solver
 
 M = TypeVar("M", bound=nn.Module)
@@ -69,7 +69,7 @@ def plan(
 ) -> Plan:
     """The plan that `remat` would use; nothing is changed and nothing is run.
 
-    device: the name of a device that is not here ("h100"), to plan for it by its figures; see `rematch.capture.devices`.
+    device: the name of a device that is not here ("h100"), to plan for it by its figures.
     """
     settings = _settings(budget, solver, time_limit, reserve, progress, options, device)
     runner = runner_of(_wrap(model, _required_sample(sample), settings, loss=loss))
@@ -138,7 +138,7 @@ def _wrap(model: M, sample: Any, settings: Settings, *, loss: Loss | None = None
 
 
 def as_arguments(sample: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """How `model` is called with `sample`: `(args, kwargs)`, a dict of keywords, a tuple of arguments, or one argument."""
+    """How to call with `sample`: `(args, kwargs)`, a dict of keywords, a tuple of arguments, or one argument."""
     if isinstance(sample, tuple):
         if len(sample) == 2 and isinstance(sample[0], tuple) and isinstance(sample[1], dict):
             return sample[0], sample[1]

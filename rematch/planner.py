@@ -2,15 +2,15 @@
 
 `Planner(module, Settings(budget="8GiB"))` is what a runner asks for its schedules.
 
-Plans are kept, one for each graph. A graph that was planned before gets its plan again; a new one is first tried with the
-schedules there are, for another batch size often allows the same schedule, and is solved only if none keeps the budget.
+Plans are kept, one for each graph. A graph that was planned before gets its plan again; a new one is first tried with
+the schedules there are, for another batch size often allows the same schedule, and is solved only if none fits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,9 +19,9 @@ from torch.fx import GraphModule
 
 from rematch.budget import parse_budget
 from rematch.capture.corrections import Corrections
-from rematch.capture.cost import Call, Profile
+from rematch.capture.estimate import Estimator, estimating
 from rematch.capture.joint import Capture, Input, LossCost, device_of, read_joint, with_outside
-from rematch.capture.measure import measuring
+from rematch.capture.measure import Measurer, measuring
 from rematch.errors import BudgetInfeasible
 from rematch.graph import Graph, Schedule, baseline, simulate
 from rematch.graph.model import ALREADY_ALLOCATED
@@ -77,22 +77,19 @@ class Planner:
                 joint,
                 forward_outputs=forward_outputs,
                 inputs=inputs,
-                profile=profiler,
+                profile=profiler.profile,
                 corrections=self.corrections,
                 name=type(self.module).__name__,
             )
+            captured = replace(captured, notes=profiler.notes)
         return self.with_outside(captured)
 
-    @contextmanager
-    def _profiler(self, device: torch.device, on_call: Callable[[str], None]) -> Iterator[Callable[[Call], Profile]]:
+    def _profiler(
+        self, device: torch.device, on_call: Callable[[str], None]
+    ) -> AbstractContextManager[Measurer | Estimator]:
         if self.settings.device is None:
-            with measuring(device, on_call) as profile:
-                yield profile
-        else:
-            from rematch.capture.estimate import estimating
-
-            with estimating(self.settings.device) as estimated:
-                yield estimated
+            return measuring(device, on_call)
+        return estimating(self.settings.device)
 
     def with_outside(self, captured: Capture) -> Capture:
         """The capture with the loss and what is allocated already, as far as they are known now."""

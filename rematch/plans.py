@@ -241,8 +241,8 @@ def _parts_of_peak(graph: Graph, schedule: Schedule, seen: Simulation) -> tuple[
         else:
             alive.update(dict.fromkeys(graph.ops[step].outputs, 1))
     peak_op = graph.ops[int(schedule.steps[seen.peak_step])]
-    for value in peak_op.outputs:
-        alive[value] = alive.get(value, 0) + 1
+    for output in peak_op.outputs:
+        alive[output] = alive.get(output, 0) + 1
     sizes: dict[str, int] = {}
     for index, value in enumerate(graph.values):
         copies = 1 if value.resident else alive.get(index, 0)

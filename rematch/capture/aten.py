@@ -92,7 +92,7 @@ def is_random(node: Node) -> bool:
     for index, argument in enumerate(target._schema.arguments):
         if argument.name == "dropout_p":
             given = node.args[index] if index < len(node.args) else node.kwargs.get("dropout_p", argument.default_value)
-            return given != 0.0
+            return bool(given != 0.0)
     return True
 
 
@@ -188,8 +188,8 @@ def in_place_on_copy(
 class InPlaceOnCopy:
     """An in-place operator on a copy with these strides: what eager computes when it overwrites part of a tensor.
 
-    Vectorized kernels round differently at the end of a row than in its middle. A result in rows that do not follow each
-    other in memory must therefore be computed in such rows again, although nothing else is left of the tensor around it.
+    Vectorized kernels round differently at the end of a row than in its middle. A result in rows that do not follow
+    each other in memory must be computed in such rows again, although nothing else is left of the tensor around it.
     """
 
     twin: OpOverload

@@ -2,10 +2,10 @@
 
 `with corrections.applied(): trace()`
 
-Fake kernels give some results other strides than the real ones (batch norm, some backward kernels, fills of memory that is
-not contiguous). Composite operators look at strides to choose what they run: `linear` is one kernel on a contiguous
-input and three on another. So wrong strides are not only a matter of views; they lead to other kernels than eager's,
-and the trace has to be made again with the right ones.
+Fake kernels give some results other strides than the real ones (batch norm, some backward kernels, fills of memory
+that is not contiguous). Composite operators look at strides to choose what they run: `linear` is one kernel on a
+contiguous input and three on another. So wrong strides are not only a matter of views; they lead to other kernels than
+eager's, and the trace has to be made again with the right ones.
 """
 
 from __future__ import annotations

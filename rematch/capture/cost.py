@@ -68,7 +68,7 @@ class Call:
     @staticmethod
     def of(node: Node, value_of: Callable[[Node], Any], target: Any = None) -> Call:
         """The call that `node` makes when its arguments have these values, or `target` in place of its operator."""
-        args, kwargs = torch.fx.map_arg((node.args, dict(node.kwargs)), value_of)  # type: ignore[misc]
+        args, kwargs = torch.fx.map_arg((node.args, dict(node.kwargs)), value_of)
         return Call.made(node.target if target is None else target, args, kwargs)
 
     @staticmethod

@@ -31,8 +31,8 @@ from rematch.capture.aten import (
     may_repeat,
     updated_statistics,
 )
-from rematch.capture.cost import Call, Profile, Result
 from rematch.capture.corrections import Corrections
+from rematch.capture.cost import Call, Profile, Result
 from rematch.errors import CaptureError
 from rematch.graph import Graph, Op, Phase, Value
 from rematch.graph.model import ALREADY_ALLOCATED, LOSS_VALUE
@@ -61,7 +61,7 @@ class Kernel:
 class LossCost:
     """What the user's own loss takes outside the module, beyond the outputs it reads and the tangents it yields.
 
-    `retained_bytes` stay while backward runs: the user holds the loss, and some losses keep a whole tensor for a number.
+    `retained_bytes` stay while backward runs: the user holds the loss, and some losses keep a tensor for a number.
     """
 
     workspace_bytes: int
@@ -98,8 +98,8 @@ def read_joint(
     """The graph of a traced training step, or of inference if `joint` has no tangents.
 
     What lies outside of it, the cost of the loss and memory that is allocated already, is nothing until `with_outside`
-    says otherwise. `TraceAgain` is raised if results have other strides than tracing believed: they decide which kernels
-    eager runs next, so the graph must be traced with the right ones.
+    says otherwise. `TraceAgain` is raised if results have other strides than tracing believed: they decide which
+    kernels eager runs next, so the graph must be traced with the right ones.
     """
     forget_unread_statistics(joint.graph)
     traced = _Traced(joint, forward_outputs)
@@ -157,7 +157,7 @@ class _Propagated:
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _propagate(traced: _Traced, profile: Callable[[Call], Profile]) -> _Propagated:
@@ -219,7 +219,7 @@ def _view_again(node: Node, value: dict[Node, Any], fake_mode: Any) -> Any:
     args, kwargs = call.arguments(call.tensors)
     with fake_mode:
         try:
-            return node.target(*args, **kwargs)
+            return call.target(*args, **kwargs)
         except (RuntimeError, ValueError):
             return None
 

@@ -1,6 +1,6 @@
 """The cost of operators, measured on the real device and remembered on disk.
 
-`with measuring(torch.device("cpu")) as profile: profile(call).cost.seconds`
+`with measuring(torch.device("cpu")) as measurer: measurer.profile(call).cost.seconds`
 
 Each distinct call runs on tensors made for it (numbers between 0 and 1, integers and booleans zero, so that every index
 is in range), never on the user's, and the random state is put back. One run is watched for memory and for what it
@@ -20,35 +20,48 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from rematch.capture.cost import Call, Cost, Profile, results_of, tensors_in
+from rematch.capture.estimate import node_of
 from rematch.capture.memory import PeakMemory
+from rematch.capture.roofline import flops
 from rematch.errors import FormatError, RematchError
 
 _SECONDS_PER_CALL = 0.08  # of measuring; short operators are repeated as often as fits
 _MOST_RUNS = 30
 _FEWEST_RUNS = 3
 
-Profiler = Callable[[Call], Profile]
+
+class Measurer:
+    """Measures each distinct call once, ever: what it learns is kept on disk."""
+
+    notes: tuple[str, ...] = ()
+
+    def __init__(self, device: torch.device, on_call: Callable[[str], None] | None) -> None:
+        self._device = device
+        self._on_call = on_call
+        self._store = _Store(device)
+
+    def profile(self, call: Call) -> Profile:
+        known = self._store.profiles
+        if call.key not in known:
+            if self._on_call is not None:
+                self._on_call(str(call.target))
+            known[call.key] = _measure(call, self._device)
+            self._store.changed = True
+        return known[call.key]
+
+    def save(self) -> None:
+        self._store.save()
 
 
 @contextmanager
-def measuring(device: torch.device, on_call: Callable[[str], None] | None = None) -> Iterator[Profiler]:
+def measuring(device: torch.device, on_call: Callable[[str], None] | None = None) -> Iterator[Measurer]:
     """A profiler of calls on `device`; what it learns is stored when the block ends, also by an error."""
-    known = _Store(device)
-
-    def profile(call: Call) -> Profile:
-        found = known.profiles.get(call.key)
-        if found is None:
-            if on_call is not None:
-                on_call(str(call.target))
-            found = known.profiles[call.key] = _measure(call, device)
-            known.changed = True
-        return found
-
+    measurer = Measurer(device, on_call)
     with _untouched(device):
         try:
-            yield profile
+            yield measurer
         finally:
-            known.save()
+            measurer.save()
 
 
 @contextmanager
@@ -80,7 +93,7 @@ def _measure(call: Call, device: torch.device) -> Profile:
             f"it was called as {call.key}"
         ) from error
     workspace_bytes = max(0, used.peak_bytes - sum(fresh.values()))
-    return Profile(Cost(seconds, workspace_bytes, None), results)
+    return Profile(Cost(seconds, workspace_bytes, flops(node_of(call))), results)
 
 
 @contextmanager

@@ -3,9 +3,9 @@
 `with PeakMemory(torch.device("cpu")) as used: work()` and then `used.peak_bytes`: the most that was allocated at any
 moment beyond what was there at the start.
 
-On CUDA the allocator counts. On CPU nobody does, so a profiler records each allocation of this thread and we add them
-up; that works only while nobody else profiles. It is the old profiler: the new one prints a line whenever it starts, and
-a process that ends while it runs crashes.
+On CUDA the allocator counts. On CPU nobody does, so a profiler records each allocation of this thread and we add
+them up; that works only while nobody else profiles. It is the old profiler: the new one prints a line whenever it
+starts, and a process that ends while it runs crashes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from types import TracebackType
 
 import torch
-from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy  # type: ignore[attr-defined]
+from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 
 
@@ -59,7 +59,7 @@ class PeakMemory:
         allocated = 0
         for thread in _disable_profiler_legacy():
             for event in thread:
-                if event.kind() == "memory_alloc":
+                if str(event.kind()) == "memory_alloc":
                     allocated += event.cpu_memory_usage()
                     self.peak_bytes = max(self.peak_bytes, allocated)
         self.end_bytes = allocated

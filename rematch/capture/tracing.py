@@ -42,13 +42,28 @@ DYNAMO_SETTINGS: dict[str, Any] = {
     "suppress_errors": False,
 }
 # A log message is no reason to cut a graph in two; it is left out while the captured graph runs.
-_LOGGING = ("debug", "info", "warning", "error", "critical", "exception", "log", "warning_once", "info_once", "warning_advice")
+_LOGGING = (
+    "debug",
+    "info",
+    "warning",
+    "error",
+    "critical",
+    "exception",
+    "log",
+    "warning_once",
+    "info_once",
+    "warning_advice",
+)
 
 
 def dynamo_settings() -> dict[str, Any]:
     """`DYNAMO_SETTINGS` with what depends on the libraries that are loaded."""
     methods = {method for name in _LOGGING if (method := getattr(logging.Logger, name, None)) is not None}
-    known = "ignore_logging_functions" if hasattr(torch._dynamo.config, "ignore_logging_functions") else "ignore_logger_methods"
+    known = (
+        "ignore_logging_functions"
+        if hasattr(torch._dynamo.config, "ignore_logging_functions")
+        else "ignore_logger_methods"
+    )
     return {**DYNAMO_SETTINGS, known: methods}
 
 
@@ -131,8 +146,8 @@ def inputs_of_joint(joint: GraphModule, described: Sequence[Input]) -> list[Inpu
     for node in joint.graph.nodes:
         if node.op == "placeholder" and "tangents" not in str(node.target):
             index = getattr(node.meta.get("desc"), "idx", None)
-            known = index is not None and index < len(described)
-            found.append(described[index] if known else Input(node.name, "inputs"))
+            known = isinstance(index, int) and index < len(described)
+            found.append(described[index] if known else Input(node.name, "inputs"))  # type: ignore[index]
     return found
 
 

@@ -42,8 +42,8 @@ def _require_first_runs_in_order(capture: Capture, schedule: Schedule) -> None:
             seen.add(op)
             if position[op] < latest:
                 raise ScheduleError(
-                    f"the schedule first runs {capture.graph.ops[op].name!r} after a later operator that also draws random "
-                    "numbers or updates statistics; their first runs must keep the default order"
+                    f"the schedule first runs {capture.graph.ops[op].name!r} after a later operator that also draws "
+                    "random numbers or updates statistics; their first runs must keep the default order"
                 )
             latest = int(position[op])
 
@@ -141,7 +141,8 @@ class _Partition:
             target, args, kwargs = self._call(kernel, again)
             if again and is_random(kernel.node):
                 assert state is not None
-                made = self.region.graph.call_function(replay, (state, *self._device(kernel), target, *args), kwargs)
+                again_args: Any = (state, *self._device(kernel), target, *args)
+                made = self.region.graph.call_function(replay, again_args, kwargs)
             else:
                 made = self.region.graph.call_function(target, args, kwargs)
             self._adopt(kernel.node, made)
@@ -171,7 +172,8 @@ class _Partition:
             args = harmless
         target = aten.reshape.default if node in self.capture.reshaped else kernel.target
         if isinstance(target, InPlaceOnCopy):
-            target, args = in_place_on_copy, (target.twin, target.stride, *args)
+            args = (target.twin, target.stride, *args)
+            target = in_place_on_copy
         return target, *torch.fx.map_arg((args, dict(node.kwargs)), self._look_up)  # type: ignore[return-value]
 
     def _adopt(self, node: Node, made: Node) -> None:
@@ -229,7 +231,7 @@ class _Partition:
             self._show(node.args[0])  # type: ignore[arg-type]
             return self.region.made[node]
         args, kwargs = torch.fx.map_arg((node.args, dict(node.kwargs)), self._look_up)
-        target = aten.reshape.default if node.target in _RESHAPES else node.target
+        target: Any = aten.reshape.default if node.target in _RESHAPES else node.target
         made = self.region.graph.call_function(target, args, kwargs)
         made.meta = dict(node.meta)
         self.region.made[node] = made

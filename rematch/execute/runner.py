@@ -3,8 +3,8 @@
 `module.forward = Runner(module, planner)`
 
 The first call with new shapes traces the module, asks the planner for a schedule and compiles it; Dynamo's guards
-choose among what was compiled from then on. Everything that must survive copying and pickling is data; the compiled functions
-are made again when needed.
+choose among what was compiled from then on. Everything that must survive copying and pickling is data; the compiled
+functions are made again when needed.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ from torch.utils import _pytree as pytree
 from rematch.capture.corrections import Corrections, TraceAgain
 from rematch.capture.joint import Capture, Input, LossCost, device_of
 from rematch.capture.memory import PeakMemory
-from rematch.capture.tracing import DYNAMO_SETTINGS, as_eager_runs, describe_inputs, explain_failure, inputs_of_joint
+from rematch.capture.tracing import as_eager_runs, describe_inputs, dynamo_settings, explain_failure, inputs_of_joint
 from rematch.errors import CaptureError, RematchError
 from rematch.execute.loss_meter import LossMeter
 from rematch.execute.partition import partition
 from rematch.execute.source import compile_module
 from rematch.graph import Schedule
-
 
 _LOSS_BYTES = 64  # of the number itself, of its gradient, and of what else is small
 
@@ -93,7 +92,7 @@ class Runner:
         compiled = self._compiled
         if compiled is None:
             compiled = self._compiled = self._compile()
-        with _explained(), torch._dynamo.config.patch(DYNAMO_SETTINGS):
+        with _explained(), torch._dynamo.config.patch(dynamo_settings()):
             return compiled(*args, **kwargs)
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -109,7 +108,8 @@ class Runner:
             self.dry = False
         if self.traced == before:
             raise CaptureError(
-                f"{type(self.module).__name__} was not captured: its forward has no tensor operation to plan, or torch.compile is disabled (TORCHDYNAMO_DISABLE, torch._dynamo.config.disable)"
+                f"{type(self.module).__name__} was not captured: its forward has no tensor operation to plan, "
+                "or torch.compile is disabled (TORCHDYNAMO_DISABLE, torch._dynamo.config.disable)"
             )
 
     def measure_loss(
@@ -124,7 +124,7 @@ class Runner:
             examples = [node.meta["example_value"] if isinstance(node, Node) else node for node in returned]
             return lambda *_: [_zeros_like(example) for example in examples]
 
-        with _unchanged(self.module), _explained(), torch._dynamo.config.patch(DYNAMO_SETTINGS), torch.enable_grad():
+        with _unchanged(self.module), _explained(), torch._dynamo.config.patch(dynamo_settings()), torch.enable_grad():
             traced = torch.compile(_entry(self.plain), backend=outline, fullgraph=True, dynamic=False)
             outputs = traced(*args, **kwargs)
         leaves = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]

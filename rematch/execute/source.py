@@ -112,7 +112,7 @@ class _Writer:
         entries: dict[int, list[Node]] = {}
         for user in node.users:
             if user.users:
-                entries.setdefault(int(user.args[1]), []).append(user)  # type: ignore[call-overload]
+                entries.setdefault(int(str(user.args[1])), []).append(user)
         if not entries:
             return "", []
         first = {index: self.names[users[0]] for index, users in entries.items()}
