@@ -11,17 +11,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
 from torch.fx import GraphModule
+from torch.utils._python_dispatch import _disable_current_modes
 
 from rematch.budget import parse_budget
 from rematch.capture.corrections import Corrections
 from rematch.capture.estimate import Estimator, estimating
 from rematch.capture.joint import Capture, Input, LossCost, device_of, read_joint, with_outside
 from rematch.capture.measure import Measurer, measuring
+from rematch.capture.memory import allocated_bytes
 from rematch.errors import BudgetInfeasible
 from rematch.graph import Graph, Schedule, baseline, simulate
 from rematch.graph.model import ALREADY_ALLOCATED
@@ -40,7 +43,6 @@ from rematch.solvers.base import (
 from rematch.units import format_bytes
 
 _ASSUMED_LOSS = 2.0  # times the differentiable outputs, until the loss is measured
-_LOSS_BYTES = 64  # of the number itself
 _MARGIN = 0.05  # of the device's memory that budget="auto" leaves free, for fragmentation and what is not counted
 _MINIMUM_SECONDS = 10.0  # to look for the smallest budget when the one asked for does not work
 
@@ -68,6 +70,7 @@ class Planner:
         self.required: Plan | None = None  # the plan that the next training graph must be the one of
         self.loss: LossCost | None = None  # given or measured
         self._loss_ratios = (_ASSUMED_LOSS, 0.0)  # of workspace and of what is retained, to the outputs
+        self._whole: tuple[str, int] | None = None  # the graph that percentages are of, and its peak in bytes
         self.corrections = Corrections()
 
     def capture(self, joint: GraphModule, *, forward_outputs: int, inputs: list[Input]) -> Capture:
@@ -96,14 +99,17 @@ class Planner:
         loss = self.loss
         if loss is None:
             workspace, retained = (int(r * captured.differentiable_output_bytes) for r in self._loss_ratios)
-            loss = LossCost(workspace, retained + _LOSS_BYTES)
-        outside = self._allocated_outside(captured.graph, device_of(captured.joint)) + self.settings.reserve_bytes
-        return with_outside(captured, loss, outside)
+            loss = LossCost(workspace, retained)
+        device = device_of(captured.joint)
+        numbers = 4 * allocated_bytes(16, device)  # the loss itself, its gradient and what else is that small
+        outside = self._allocated_outside(captured.graph, device) + self.settings.reserve_bytes
+        return with_outside(captured, replace(loss, retained_bytes=loss.retained_bytes + numbers), outside)
 
     def _allocated_outside(self, graph: Graph, device: torch.device) -> int:
         """Memory in use that the graph does not have among its residents: `.grad`, optimizer state, the rest."""
         counted = sum(value.size_bytes for value in graph.values if value.resident and value.role != ALREADY_ALLOCATED)
         if device.type == "cuda" and self.settings.device is None:
+            _load_libraries(device)
             return max(0, torch.cuda.memory_allocated(device) - counted)
         own = _bytes_of(self.module)
         of_module = sum(v.size_bytes for v in graph.values if v.resident and v.role in ("parameters", "buffers"))
@@ -137,7 +143,19 @@ class Planner:
         graph = captured.graph
         if self.settings.budget == "auto":
             return graph.resident_bytes + available_bytes(device_of(captured.joint), self.settings.device)
-        return parse_budget(self.settings.budget, simulate(graph, baseline(graph)).peak_bytes)
+        return parse_budget(self.settings.budget, self._whole_bytes(graph))
+
+    def _whole_bytes(self, graph: Graph) -> int:
+        """What a percentage is of: the peak of the first training graph, for other shapes and for inference too.
+
+        A smaller batch or inference has less to save, and would often not fit into that share of its own peak.
+        """
+        peak_bytes = simulate(graph, baseline(graph)).peak_bytes
+        if graph.loss is not None and self._whole is None:
+            self._whole = (graph.fingerprint, peak_bytes)
+        elif self._whole is not None and self._whole[0] == graph.fingerprint:  # the loss may have turned out larger
+            self._whole = (graph.fingerprint, max(peak_bytes, self._whole[1]))
+        return peak_bytes if self._whole is None else self._whole[1]
 
     def _solve(self, problem: Problem, captured: Capture) -> Plan:
         s = self.settings
@@ -155,12 +173,20 @@ class Planner:
             return False
         self._loss_ratios = (cost.workspace_bytes / size, cost.retained_bytes / size)
         measured = self.with_outside(captured)
-        budget_bytes = self.budget_bytes(captured)
+        budget_bytes = self.budget_bytes(measured)
         known = next((p for p in self.plans if p.graph_fingerprint == captured.graph.fingerprint), None)
         if known is None or simulate(measured.graph, known.schedule).peak_bytes <= budget_bytes:
             return False
         self.plans.remove(known)
         return True
+
+
+@cache
+def _load_libraries(device: torch.device) -> None:
+    """Have cuBLAS allocate its workspace now, in this thread and in backward's: it stays, and belongs to the peak."""
+    with _disable_current_modes(), torch.enable_grad():
+        matrix = torch.ones(16, 16, device=device, requires_grad=True)
+        torch.nn.functional.linear(matrix, matrix, matrix[0]).sum().backward()
 
 
 def _still_fits(plan: Plan, problem: Problem) -> bool:
@@ -206,9 +232,9 @@ def _infeasible(problem: Problem, found: Solution | None) -> BudgetInfeasible:
     from rematch.budget import describe_largest_need
     from rematch.solvers.minimum import smallest_budget
 
-    possible = None if found is None else found.feasible_from_bytes
-    if possible is None:
-        possible = smallest_budget(problem.graph, Deadline(_MINIMUM_SECONDS)).feasible_from_bytes
+    possible = smallest_budget(problem.graph, Deadline(_MINIMUM_SECONDS)).feasible_from_bytes
+    if found is not None and found.feasible_from_bytes is not None:
+        possible = min(possible, found.feasible_from_bytes)
     proved = found is None or found.status is Status.INFEASIBLE
     verdict = "cannot be kept" if proved else "could not be kept in the time there was"
     return BudgetInfeasible(

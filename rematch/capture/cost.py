@@ -37,6 +37,7 @@ class Result:
     dtype: str
     offset: int
     storage_bytes: int
+    device: str
     alias: int | None = None
 
 
@@ -137,5 +138,6 @@ def results_of(returned: Any, arguments: Sequence[torch.Tensor]) -> tuple[Result
         owners.setdefault(storage._cdata, ~index)
         dtype = str(leaf.dtype).removeprefix("torch.")
         size = int(storage.nbytes())
-        found.append(Result(tuple(leaf.shape), leaf.stride(), dtype, int(leaf.storage_offset()), size, alias))
+        offset = int(leaf.storage_offset())
+        found.append(Result(tuple(leaf.shape), leaf.stride(), dtype, offset, size, str(leaf.device), alias))
     return tuple(found)

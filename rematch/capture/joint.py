@@ -33,12 +33,17 @@ from rematch.capture.aten import (
 )
 from rematch.capture.corrections import Corrections
 from rematch.capture.cost import Call, Profile, Result
+from rematch.capture.memory import allocated_bytes
 from rematch.errors import CaptureError
 from rematch.graph import Graph, Op, Phase, Value
 from rematch.graph.model import ALREADY_ALLOCATED, LOSS_VALUE
 
 _RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten._reshape_alias.default)
 _PASS_THROUGH = (aten.detach.default, aten.alias.default, aten.lift_fresh.default)
+
+
+# Before torch 2.12 the autograd engine holds the tangents until all of backward has run.
+TANGENTS_CAN_BE_FREED = hasattr(torch.autograd.Function, "boxed_grads_call")
 
 
 @dataclass(frozen=True)
@@ -273,7 +278,15 @@ def _leaves(value: Any) -> Sequence[Any]:
 def _as_traced(node: Node, seen: Profile) -> bool:
     """Whether the results are new tensors of the traced shapes and strides."""
     fresh = all(result is None or (result.alias is None and result.offset == 0) for result in seen.results)
-    return fresh and _same_layout(node, seen)
+    return fresh and _same_layout(node, seen) and _same_devices(node, seen)
+
+
+def _same_devices(node: Node, seen: Profile) -> bool:
+    """Fused attention on CUDA is traced as if it left the seed of its dropout there; it is on the CPU."""
+    return all(
+        result is None or str(leaf.device) == result.device
+        for leaf, result in zip(_leaves(node.meta["val"]), seen.results, strict=True)
+    )
 
 
 def _same_layout(node: Node, seen: Profile) -> bool:
@@ -290,19 +303,13 @@ def _tensor_for(result: Result, call: Call, earlier: list[Any], fake_mode: Any) 
     dtype = getattr(torch, result.dtype)
     with fake_mode:
         if result.alias is None:
-            device = call.tensors[0].device if call.tensors else _device_of(call)
             extent = result.offset + 1 + sum((s - 1) * t for s, t in zip(result.shape, result.stride, strict=True))
-            empty = torch.empty(max(0, extent), dtype=dtype, device=device)
+            empty = torch.empty(max(0, extent), dtype=dtype, device=result.device)
         else:
             empty = call.tensors[result.alias] if result.alias >= 0 else earlier[~result.alias]
             if empty.dtype != dtype:
                 empty = empty.view(dtype)
         return empty.as_strided(result.shape, result.stride, result.offset)
-
-
-def _device_of(call: Call) -> torch.device:
-    _, kwargs = call.arguments(())
-    return torch.device(kwargs.get("device") or "cpu")
 
 
 @dataclass
@@ -421,7 +428,8 @@ class _Assembly:
         alone = alone and storage not in others
         twice = sum(arg is first for arg in node.args) > 1
         same = given.dtype == returned.dtype and given.shape == returned.shape and given.stride() == returned.stride()
-        if not alone or twice or not same or self._bytes(given) != given.numel() * given.element_size():
+        whole = self.found.storage_bytes.get(storage_key(given), _storage_bytes(given))
+        if not alone or twice or not same or whole != given.numel() * given.element_size():
             return False
         draft = self.drafts[last]
         call = Call.of(node, self.found.value.__getitem__, twin)
@@ -442,11 +450,8 @@ class _Assembly:
         draft.random |= is_random(node)
         return True
 
-    def _bytes(self, tensor: torch.Tensor) -> int:
-        return self.storage_bytes(storage_key(tensor), tensor)
-
     def storage_bytes(self, key: int, tensor: torch.Tensor) -> int:
-        return self.found.storage_bytes.get(key, int(tensor.untyped_storage().nbytes()))
+        return allocated_bytes(self.found.storage_bytes.get(key, _storage_bytes(tensor)), tensor.device)
 
 
 def _writes(node: Node) -> bool:
@@ -492,7 +497,8 @@ class _Finish:
         has_loss = bool(self.traced.tangents)
         held = frozenset(self._values_of(forward))
         targets = frozenset(self._values_of(outputs[self.traced.forward_outputs :]))
-        targets |= {index for index, value in enumerate(self.values) if value.role == LOSS_VALUE}
+        stays = (LOSS_VALUE,) if TANGENTS_CAN_BE_FREED else (LOSS_VALUE, "tangents")
+        targets |= {index for index, value in enumerate(self.values) if value.role in stays}
         graph = Graph(
             ops=tuple(self.ops),
             values=tuple(self.values),
@@ -602,6 +608,10 @@ class _Finish:
         for node in tangents:
             tensor = self.assembly.found.value[node]
             outputs.append(self._add_value(storage_key(tensor), Value(node.name, _nbytes(tensor), role="tangents")))
+            if not TANGENTS_CAN_BE_FREED and _is_for_base_of_view(node):
+                # The output is a view, and the gradient that comes back for it is copied into the layout of its base.
+                outputs.append(len(self.values))
+                self.values.append(Value(f"{node.name}.copied", _nbytes(tensor), role="tangents"))
         outputs.append(len(self.values))
         self.values.append(Value(LOSS_VALUE, 0, role=LOSS_VALUE))
         held = self._values_of(self.traced.outputs[: self.traced.forward_outputs])
@@ -625,8 +635,18 @@ class _Finish:
         }
 
 
-def _nbytes(tensor: torch.Tensor) -> int:
+def _is_for_base_of_view(tangent: Node) -> bool:
+    """Whether the output that the tangent belongs to is a view: then it is the tangent of what it is a view of."""
+    return "IntermediateBase" in type(getattr(tangent.meta.get("desc"), "output", None)).__name__
+
+
+def _storage_bytes(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage().nbytes())
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    """What the tensor's storage takes on its device."""
+    return allocated_bytes(_storage_bytes(tensor), tensor.device)
 
 
 def device_of(joint: GraphModule) -> torch.device:

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from rematch.capture.cost import Call, Cost, Profile, results_of, tensors_in
 from rematch.capture.estimate import node_of
-from rematch.capture.memory import PeakMemory
+from rematch.capture.memory import PeakMemory, allocated_bytes
 from rematch.capture.roofline import flops
 from rematch.errors import FormatError, RematchError
 
@@ -85,6 +85,7 @@ def _measure(call: Call, device: torch.device) -> Profile:
             fresh = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors_in(returned)}
             for tensor in tensors:
                 fresh.pop(tensor.untyped_storage()._cdata, None)
+            fresh_bytes = sum(allocated_bytes(size, device) for size in fresh.values())
             del returned
             seconds = _median_seconds(lambda: run(*args, **kwargs), device)
     except Exception as error:
@@ -92,7 +93,7 @@ def _measure(call: Call, device: torch.device) -> Profile:
             f"operator {call.target} could not be measured on {device}: {str(error).splitlines()[0]}; "
             f"it was called as {call.key}"
         ) from error
-    workspace_bytes = max(0, used.peak_bytes - sum(fresh.values()))
+    workspace_bytes = max(0, used.peak_bytes - fresh_bytes)
     return Profile(Cost(seconds, workspace_bytes, flops(node_of(call))), results)
 
 

@@ -17,6 +17,11 @@ from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 
 
+def allocated_bytes(size_bytes: int, device: torch.device) -> int:
+    """What an allocation of `size_bytes` takes: CUDA's allocator hands out multiples of 512 bytes."""
+    return -(-size_bytes // 512) * 512 if device.type == "cuda" else size_bytes
+
+
 class PeakMemory:
     """Context manager; `peak_bytes` and `end_bytes` are there after it, relative to its start."""
 
@@ -63,3 +68,8 @@ class PeakMemory:
                     allocated += event.cpu_memory_usage()
                     self.peak_bytes = max(self.peak_bytes, allocated)
         self.end_bytes = allocated
+
+    def stop_after_backward(self) -> None:
+        """To be called where backward was called, if it was `stop`ped inside: autograd's engine goes back to recording."""
+        if self.device.type != "cuda" and torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
+            _disable_profiler_legacy()

@@ -56,15 +56,23 @@ _LOGGING = (
 )
 
 
+class _Methods(set[Any]):
+    """A set to look things up in, empty to whoever walks over it: Dynamo sorts its settings for a log, and fails."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+
+@lru_cache(maxsize=1)
+def _logging_setting() -> str:
+    names = ("ignore_logging_functions", "ignore_logger_methods")  # the second one before torch 2.12
+    return next(name for name in names if hasattr(torch._dynamo.config, name))
+
+
 def dynamo_settings() -> dict[str, Any]:
     """`DYNAMO_SETTINGS` with what depends on the libraries that are loaded."""
-    methods = {method for name in _LOGGING if (method := getattr(logging.Logger, name, None)) is not None}
-    known = (
-        "ignore_logging_functions"
-        if hasattr(torch._dynamo.config, "ignore_logging_functions")
-        else "ignore_logger_methods"
-    )
-    return {**DYNAMO_SETTINGS, known: methods}
+    methods = _Methods(getattr(logging.Logger, name) for name in _LOGGING if hasattr(logging.Logger, name))
+    return {**DYNAMO_SETTINGS, _logging_setting(): methods}
 
 
 @contextmanager

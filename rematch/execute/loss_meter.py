@@ -4,21 +4,33 @@
 
 On CUDA the allocator's running maximum is read and never reset, for it is the user's. It tells only maxima above all
 earlier ones, which are those that matter. On CPU the profiler records allocations, unless someone else is profiling.
+Autograd's engine puts back the thread's state when it returns, a profiler that backward has ended included, so the one
+backward that is measured is followed outside and the profiler ended there once more.
 """
 
 from __future__ import annotations
 
 import weakref
+from typing import Any
 
 import torch
 
 from rematch.capture.memory import PeakMemory
 
 _TRIES = 3
+_autograd: Any = torch.autograd
+
+
+def give_up_measuring() -> None:
+    """End a measurement that waits for a backward, which may never come: nothing else can be measured meanwhile."""
+    if LossMeter.recording is not None:
+        LossMeter.recording._stop()
 
 
 class LossMeter:
     """One for each compiled graph; `waiting` until it has measured once or given up."""
+
+    recording: LossMeter | None = None  # the one that the profiler works for
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -26,6 +38,7 @@ class LossMeter:
         self.running = False
         self._tries = 0
         self._memory: PeakMemory | None = None
+        self._engine: Any = None  # autograd's, while ours stands in for it
         self._allocated = 0
         self._highest = 0
 
@@ -39,11 +52,14 @@ class LossMeter:
         if self.device.type == "cuda":
             self._allocated = torch.cuda.memory_allocated(self.device)
             self._highest = torch.cuda.max_memory_allocated(self.device)
-        elif torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
+        elif _autograd._profiler_enabled():
             return
         else:
             self._memory = PeakMemory(self.device)
             self._memory.start()
+            self._engine = _autograd._engine_run_backward
+            _autograd._engine_run_backward = self._run_backward
+            LossMeter.recording = self
             weakref.finalize(self, self._memory.stop)  # also when the program ends before any backward
         self.running = True
 
@@ -55,14 +71,22 @@ class LossMeter:
             now = torch.cuda.memory_allocated(self.device)
             measured = (max(highest if highest > self._highest else 0, now) - self._allocated, now - self._allocated)
         elif self._memory is not None:
-            memory = self._memory
-            self._stop()
-            measured = (memory.peak_bytes, memory.end_bytes)
+            self._memory.stop()
+            measured = (self._memory.peak_bytes, self._memory.end_bytes)
         self.waiting = self.running = False
         return measured
 
+    def _run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return self._engine(*args, **kwargs)
+        finally:
+            self._stop()
+
     def _stop(self) -> None:
         if self._memory is not None:
+            _autograd._engine_run_backward = self._engine
             self._memory.stop()
+            self._memory.stop_after_backward()
             self._memory = None
+            LossMeter.recording = None
         self.running = False

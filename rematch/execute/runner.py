@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 import time
 import types
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -29,13 +30,11 @@ from rematch.capture.joint import Capture, Input, LossCost, device_of
 from rematch.capture.memory import PeakMemory
 from rematch.capture.tracing import as_eager_runs, describe_inputs, dynamo_settings, explain_failure, inputs_of_joint
 from rematch.errors import CaptureError, RematchError
-from rematch.execute.loss_meter import LossMeter
+from rematch.execute.double_backward import refuse_double_backward
+from rematch.execute.loss_meter import LossMeter, give_up_measuring
 from rematch.execute.partition import partition
 from rematch.execute.source import compile_module
 from rematch.graph import Schedule
-
-_LOSS_BYTES = 64  # of the number itself, of its gradient, and of what else is small
-
 
 class Planner(Protocol):
     """Turns a traced graph into a capture with costs, and a capture into a schedule."""
@@ -88,11 +87,13 @@ class Runner:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():  # inside another capture, which takes this module as part of itself
-            return self.plain(*args, **kwargs)
+            if self.inner is not None:
+                return self.inner(*args, **kwargs)
+            return type(self.module).forward(self.module, *args, **kwargs)  # Dynamo does not trace bound methods made anew
         compiled = self._compiled
         if compiled is None:
             compiled = self._compiled = self._compile()
-        with _explained(), torch._dynamo.config.patch(dynamo_settings()):
+        with _explained():
             return compiled(*args, **kwargs)
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -116,6 +117,7 @@ class Runner:
         self, loss: Callable[[Any], torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> LossCost:
         """What `loss` and its gradient cost on outputs of the shapes that these arguments give."""
+        give_up_measuring()
         device = torch.device("cpu")
 
         def outline(module: GraphModule, _: list[Any]) -> Callable[..., Any]:
@@ -148,7 +150,10 @@ class Runner:
 
     def _compile(self) -> Callable[..., Any]:
         """A compiled function of its own code, so that no other module shares its cache or its limit of shapes."""
-        return torch.compile(_entry(self.plain), backend=self._backend, fullgraph=True, dynamic=False)
+        context: Any = torch._dynamo.optimize(self._backend, nopython=True, dynamic=False)
+        context.callback = _WithOurSettings(context.callback)
+        function: Callable[..., Any] = context(_entry(self.plain))
+        return function
 
     def _backend(self, module: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         graph = _CompiledGraph(self, describe_inputs(module))
@@ -159,11 +164,29 @@ class Runner:
             if self.dry:
                 raise _Planned
             outputs = compiled(*args)
-            if meter is not None and meter.waiting:
-                meter.forward_ended()
+            if meter is not None:
+                refuse_double_backward(outputs)
+                if meter.waiting:
+                    meter.forward_ended()
             return outputs
 
         return run
+
+
+class _WithOurSettings:
+    """Dynamo's callback, which traces a frame that is new to it, under our settings.
+
+    To set and reset them around each call instead would cost a step 70 us, and nobody reads them but the tracer.
+    """
+
+    def __init__(self, callback: Callable[..., Any]) -> None:
+        self._torchdynamo_orig_backend = callback  # where Dynamo looks for the backend when it compares cached code
+
+    def __call__(self, *frame: Any) -> Any:
+        with torch._dynamo.config.patch(dynamo_settings()), warnings.catch_warnings():
+            # Dynamo looks at the gradient of inputs that have none; where warnings are errors, it would fail by that.
+            warnings.filterwarnings("ignore", "The .grad attribute of a Tensor")
+            return self._torchdynamo_orig_backend(*frame)
 
 
 class _CompiledGraph:
@@ -176,6 +199,7 @@ class _CompiledGraph:
         self.meter: LossMeter | None = None
 
     def compile(self, module: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        give_up_measuring()
         while True:
             backend = aot_autograd(
                 fw_compiler=self.compile_forward,
@@ -242,7 +266,7 @@ def _zeros_like(example: Any) -> Any:
 
 def loss_cost(peak_bytes: int, end_bytes: int, tangent_bytes: int, seconds: float = 0.0) -> LossCost:
     """What was allocated between the end of forward and the start of backward, taken apart."""
-    retained = max(0, end_bytes - tangent_bytes) + _LOSS_BYTES
+    retained = max(0, end_bytes - tangent_bytes)
     return LossCost(max(0, peak_bytes - tangent_bytes - retained), retained, seconds)
 
 
@@ -296,6 +320,6 @@ def _explained() -> Iterator[None]:
         inner = getattr(error, "inner_exception", None)
         if isinstance(inner, RematchError):
             raise inner from None
-        raise
+        raise explain_failure(inner if isinstance(inner, Exception) else error) from error
     except Unsupported as error:
         raise explain_failure(error) from None

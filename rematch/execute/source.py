@@ -19,6 +19,7 @@ from torch.fx import GraphModule, Node
 
 from rematch.capture.aten import aten
 from rematch.capture.measure import below_autograd
+from rematch.execute.bindings import binding_of
 
 # Views as methods, which cost half as much to call.
 _METHODS: dict[Any, str] = {
@@ -130,10 +131,16 @@ class _Writer:
             if method in _SPREAD and len(rest) == 1 and isinstance(rest[0], (list, tuple)) and rest[0]:
                 rest = list(rest[0])
             return f"{self.names[args[0]]}.{method}({', '.join(self._value(arg) for arg in rest)})"
-        target = node.target._op if isinstance(node.target, OpOverload) else node.target
         shown = [self._value(arg) for arg in args]
         shown += [f"{key}={self._value(arg)}" for key, arg in kwargs.items()]
-        return f"{self._constant(target, str(node.target))}({', '.join(shown)})"
+        return f"{self._callee(node)}({', '.join(shown)})"
+
+    def _callee(self, node: Node) -> str:
+        binding = binding_of(node)
+        if binding is not None:
+            return self._constant(binding, f"torch_{binding.__name__}")
+        target = node.target._op if isinstance(node.target, OpOverload) else node.target
+        return self._constant(target, str(node.target))
 
     def _value(self, arg: Any) -> str:
         if isinstance(arg, Node):
