@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from os import PathLike
 from typing import Any, TypeVar
 
@@ -33,6 +34,7 @@ def remat(
     solver: str | Solver = DEFAULT_SOLVER,
     time_limit: float = DEFAULT_TIME_LIMIT,
     reserve: str | int = 0,
+    accumulate: bool = False,
     progress: bool | None = None,
     **options: Any,
 ) -> M:
@@ -47,10 +49,12 @@ def remat(
     loss: from the model's output to the scalar that is differentiated. Given, it is measured here; else in the first
         step, and until then twice the differentiable outputs is assumed for what it allocates.
     solver, time_limit, options: how schedules are found; see `rematch.solve`.
+    accumulate: gradients are added up over several backward passes. The schedule then adds each to `.grad` as soon as it
+        is computed, where autograd would hold all of them twice; parameters with hooks are left to autograd.
     reserve: bytes to leave for what is allocated later, such as the state of an optimizer.
     progress: show what takes long; None does so on a terminal.
     """
-    settings = _settings(budget, solver, time_limit, reserve, progress, options)
+    settings = replace(_settings(budget, solver, time_limit, reserve, progress, options), accumulate=accumulate)
     return _wrap(model, sample, settings, loss=loss)
 
 
@@ -114,7 +118,15 @@ def _settings(
 
         find_device(device)
     reserve_bytes = parse_budget(reserve, baseline_peak_bytes=0) if reserve else 0
-    return Settings(budget, solver, options, time_limit, reserve_bytes, device, progress)
+    return Settings(
+        budget=budget,
+        solver=solver,
+        options=options,
+        time_limit=time_limit,
+        reserve_bytes=reserve_bytes,
+        device=device,
+        progress=progress,
+    )
 
 
 def _wrap(model: M, sample: Any, settings: Settings, *, loss: Loss | None = None, required: Plan | None = None) -> M:

@@ -56,6 +56,7 @@ class Settings:
     options: dict[str, Any] = field(default_factory=dict)
     time_limit: float = DEFAULT_TIME_LIMIT
     reserve_bytes: int = 0
+    accumulate: bool = False
     device: str | None = None  # the name of one in the table of devices, to plan for it without having it
     progress: bool | None = None
 
@@ -68,7 +69,8 @@ class Planner:
         self.settings = settings
         self.plans: list[Plan] = list(plans)
         self.required: Plan | None = None  # the plan that the next training graph must be the one of
-        self.loss: LossCost | None = None  # given or measured
+        self.loss: LossCost | None = None  # of a given loss, measured on the sample
+        self._loss_output_bytes: int | None = None  # differentiable outputs of the sample
         self._loss_ratios = (_ASSUMED_LOSS, 0.0)  # of workspace and of what is retained, to the outputs
         self._whole: tuple[str, int] | None = None  # the graph that percentages are of, and its peak in bytes
         self.corrections = Corrections()
@@ -82,6 +84,7 @@ class Planner:
                 inputs=inputs,
                 profile=profiler.profile,
                 corrections=self.corrections,
+                accumulate=frozenset(name for name, _ in self._accumulated()),
                 name=type(self.module).__name__,
             )
             captured = replace(captured, notes=profiler.notes)
@@ -96,14 +99,34 @@ class Planner:
 
     def with_outside(self, captured: Capture) -> Capture:
         """The capture with the loss and what is allocated already, as far as they are known now."""
-        loss = self.loss
-        if loss is None:
-            workspace, retained = (int(r * captured.differentiable_output_bytes) for r in self._loss_ratios)
-            loss = LossCost(workspace, retained)
+        loss = self._loss_of(captured.differentiable_output_bytes)
         device = device_of(captured.joint)
         numbers = 4 * allocated_bytes(16, device)  # the loss itself, its gradient and what else is that small
         outside = self._allocated_outside(captured.graph, device) + self.settings.reserve_bytes
+        outside += sum(allocated_bytes(p.nbytes, device) for _, p in self._accumulated() if p.grad is None)
         return with_outside(captured, replace(loss, retained_bytes=loss.retained_bytes + numbers), outside)
+
+    def _accumulated(self) -> list[tuple[str, nn.Parameter]]:
+        """Parameters whose gradients the schedule adds up itself: those that nobody watches."""
+        if not self.settings.accumulate:
+            return []
+        return [
+            (name, parameter)
+            for name, parameter in self.module.named_parameters()
+            if parameter.requires_grad and not parameter._backward_hooks and not parameter._post_accumulate_grad_hooks
+        ]
+
+    def _loss_of(self, output_bytes: int) -> LossCost:
+        """What the loss takes of outputs of this size, in proportion to those it was measured on."""
+        if self.loss is None:
+            workspace, retained = (int(ratio * output_bytes) for ratio in self._loss_ratios)
+            return LossCost(workspace, retained)
+        if self._loss_output_bytes is None:
+            self._loss_output_bytes = output_bytes  # a given loss is measured on the sample, which is captured first
+        ratio = output_bytes / self._loss_output_bytes if self._loss_output_bytes else 1.0
+        return LossCost(
+            int(ratio * self.loss.workspace_bytes), int(ratio * self.loss.retained_bytes), ratio * self.loss.seconds
+        )
 
     def _allocated_outside(self, graph: Graph, device: torch.device) -> int:
         """Memory in use that the graph does not have among its residents: `.grad`, optimizer state, the rest."""

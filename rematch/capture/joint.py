@@ -86,6 +86,7 @@ class Capture:
     views: frozenset[Node]  # nodes that cost nothing: they show a storage that another node made
     reshaped: frozenset[Node]  # traced views that real strides turn into copies
     forward_outputs: int  # the first of the joint graph's outputs; the rest are gradients
+    accumulated: dict[int, tuple[str, Node]]  # operator -> the parameter whose gradient it adds up, and that gradient
     ordered: frozenset[int]  # operators whose first runs must keep their order: random ones, updates of statistics
     differentiable_output_bytes: int
     notes: tuple[str, ...] = ()
@@ -98,19 +99,21 @@ def read_joint(
     inputs: Sequence[Input],
     profile: Callable[[Call], Profile],
     corrections: Corrections,
+    accumulate: frozenset[str] = frozenset(),
     name: str = "",
 ) -> Capture:
     """The graph of a traced training step, or of inference if `joint` has no tangents.
 
     What lies outside of it, the cost of the loss and memory that is allocated already, is nothing until `with_outside`
-    says otherwise. `TraceAgain` is raised if results have other strides than tracing believed: they decide which
+    says otherwise. Gradients of the parameters in `accumulate` are added to what is there as soon as they are computed,
+    and freed. `TraceAgain` is raised if results have other strides than tracing believed: they decide which
     kernels eager runs next, so the graph must be traced with the right ones.
     """
     forget_unread_statistics(joint.graph)
     traced = _Traced(joint, forward_outputs)
     propagated = _propagate(traced, profile)
     corrections.learn(propagated.wrong)
-    return _Assembly(traced, propagated, profile, inputs).capture(name)
+    return _Assembly(traced, propagated, profile, inputs).capture(accumulate, name)
 
 
 class _Traced:
@@ -362,7 +365,7 @@ class _Assembly:
         changed = (buffer for node in self.traced.calls for buffer in updated_statistics(node))
         return {storage_key(t) for buffer in changed for t in _tensors(self.found.value[buffer])}
 
-    def capture(self, name: str) -> Capture:
+    def capture(self, accumulate: frozenset[str], name: str) -> Capture:
         kernels = [node for node in self.traced.calls if node in self.found.profile]
         for node in kernels:
             for storage in self.storages(node.all_input_nodes):
@@ -371,7 +374,7 @@ class _Assembly:
             if not self._works_in_place(node):
                 self._add_kernel(node)
         forward = sum(not self._is_backward(draft.kernels[0].node) for draft in self.drafts)
-        return _Finish(self, forward).capture(name)
+        return _Finish(self, forward, accumulate).capture(name)
 
     def _is_backward(self, node: Node) -> bool:
         return self.traced.position[node] >= self.traced.backward_from
@@ -461,7 +464,7 @@ def _writes(node: Node) -> bool:
 class _Finish:
     """The graph: residents, operators in their order with the loss between, targets and what is held."""
 
-    def __init__(self, assembly: _Assembly, backward_start: int) -> None:
+    def __init__(self, assembly: _Assembly, backward_start: int, accumulate: frozenset[str]) -> None:
         self.assembly = assembly
         self.traced = assembly.traced
         self.backward_start = backward_start
@@ -471,7 +474,20 @@ class _Finish:
         self.index: dict[int, int] = {}  # storage -> value
         self.random_state_of: dict[int, int] = {}
         self.ordered: set[int] = set()
+        self.accumulated: dict[int, tuple[str, Node]] = {}
+        self.to_accumulate = self._gradients_to_accumulate(accumulate)
         self.roles = self._roles_of_what_leaves()
+
+    def _gradients_to_accumulate(self, accumulate: frozenset[str]) -> dict[int, list[tuple[str, Node]]]:
+        """By the storage of a gradient: the parameters it is for, and the node that shows it."""
+        found: dict[int, list[tuple[str, Node]]] = {}
+        gradients = self.traced.outputs[self.traced.forward_outputs :]
+        for info, node in zip(self.assembly.inputs, gradients, strict=False):
+            if info.role == "parameters" and info.name in accumulate and isinstance(node, Node):
+                (key,) = self.assembly.storages([node])
+                if key in self.assembly.maker:
+                    found.setdefault(key, []).append((info.name, node))
+        return found
 
     def _roles_of_what_leaves(self) -> dict[int, str]:
         """By storage: what the module returns and the gradients."""
@@ -496,7 +512,8 @@ class _Finish:
         forward = outputs[: self.traced.forward_outputs]
         has_loss = bool(self.traced.tangents)
         held = frozenset(self._values_of(forward))
-        targets = frozenset(self._values_of(outputs[self.traced.forward_outputs :]))
+        done = {node for _, node in self.accumulated.values()}
+        targets = frozenset(self._values_of([g for g in outputs[self.traced.forward_outputs :] if g not in done]))
         stays = (LOSS_VALUE,) if TANGENTS_CAN_BE_FREED else (LOSS_VALUE, "tangents")
         targets |= {index for index, value in enumerate(self.values) if value.role in stays}
         graph = Graph(
@@ -515,6 +532,7 @@ class _Finish:
             views=frozenset(n for n in self.traced.calls if n not in self._kernel_nodes()),
             reshaped=frozenset(self.assembly.found.reshaped),
             forward_outputs=self.traced.forward_outputs,
+            accumulated=self.accumulated,
             ordered=frozenset(self.ordered),
             differentiable_output_bytes=self._tangent_bytes(),
         )
@@ -582,6 +600,26 @@ class _Finish:
             )
         )
         self.kernels.append(tuple(draft.kernels))
+        for key in draft.outputs:
+            for parameter, gradient in self.to_accumulate.get(key, ()):
+                self._add_accumulation(parameter, gradient, key)
+
+    def _add_accumulation(self, parameter: str, gradient: Node, key: int) -> None:
+        shown = self.assembly.found.value[gradient]
+        cost = self.assembly.profile(Call.made(aten.add_.Tensor, (shown, shown), {})).cost
+        self.accumulated[len(self.ops)] = (parameter, gradient)
+        self.ops.append(
+            Op(
+                f"accumulate {parameter}",
+                cost.seconds,
+                (self.index[key],),
+                (),
+                phase=Phase.BACKWARD,
+                once=True,
+                module_path=parameter.rpartition(".")[0],
+            )
+        )
+        self.kernels.append(())
 
     def _require(self, key: int, draft: _OpDraft) -> int:
         if key not in self.index:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 from torch.fx import Graph as FxGraph, GraphModule, Node
 
 from rematch.capture.aten import InPlaceOnCopy, aten, in_place_on_copy, is_random, without_running_statistics
@@ -26,10 +27,30 @@ _PASS_THROUGH = (aten.detach.default, aten.alias.default, aten.lift_fresh.defaul
 _RESHAPES = (aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default)
 
 
-def partition(capture: Capture, schedule: Schedule) -> tuple[GraphModule, GraphModule]:
+def partition(
+    capture: Capture, schedule: Schedule, parameter_of: Callable[[str], nn.Parameter]
+) -> tuple[GraphModule, GraphModule]:
     """The forward and the backward module; backward is empty for an inference graph."""
     _require_first_runs_in_order(capture, schedule)
-    return _Partition(capture, schedule).modules()
+    return _Partition(capture, schedule, parameter_of).modules()
+
+
+class Accumulator:
+    """Adds a gradient to a parameter's, as autograd would after backward, but at once."""
+
+    def __init__(self, parameter: nn.Parameter) -> None:
+        self.parameter = parameter
+        self.__name__ = "accumulate"
+        self.__qualname__ = "accumulate"
+
+    def __call__(self, gradient: torch.Tensor) -> None:
+        parameter = self.parameter
+        if parameter.grad is not None:
+            parameter.grad.add_(gradient)
+        elif gradient.stride() == parameter.stride():
+            parameter.grad = gradient
+        else:
+            parameter.grad = torch.empty_like(parameter, requires_grad=False).copy_(gradient)
 
 
 def _require_first_runs_in_order(capture: Capture, schedule: Schedule) -> None:
@@ -57,8 +78,9 @@ class _Region:
 
 
 class _Partition:
-    def __init__(self, capture: Capture, schedule: Schedule) -> None:
+    def __init__(self, capture: Capture, schedule: Schedule, parameter_of: Callable[[str], nn.Parameter]) -> None:
         self.capture = capture
+        self.parameter_of = parameter_of
         self.ops = schedule.ops.tolist()
         self.forward = _Region()
         self.backward = _Region()
@@ -93,7 +115,10 @@ class _Partition:
         if not tangents:
             returned = [self._look_up(node) for node in forward_outputs]
             self.region = self.backward
-        gradients = [self._look_up(node) for node in outputs[self.capture.forward_outputs :]]
+        accumulated = {node for _, node in self.capture.accumulated.values()}
+        gradients = [
+            None if node in accumulated else self._look_up(node) for node in outputs[self.capture.forward_outputs :]
+        ]
         self.forward.graph.output((*returned, *self.saved))
         self.backward.graph.output(tuple(gradients))
         self._placeholders_first(tangents)
@@ -134,6 +159,10 @@ class _Partition:
 
     def _emit(self, op: int, again: bool) -> None:
         kernels = self.capture.kernels[op]
+        if op in self.capture.accumulated:
+            parameter, gradient = self.capture.accumulated[op]
+            self.region.graph.call_function(Accumulator(self.parameter_of(parameter)), (self._look_up(gradient),))
+            return
         if not kernels:
             return  # a random state: written down where the random operator first runs, if that runs again
         state = self._random_state(op, again)

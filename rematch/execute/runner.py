@@ -89,7 +89,8 @@ class Runner:
         if torch.compiler.is_compiling():  # inside another capture, which takes this module as part of itself
             if self.inner is not None:
                 return self.inner(*args, **kwargs)
-            return type(self.module).forward(self.module, *args, **kwargs)  # Dynamo does not trace bound methods made anew
+            # Not `self.plain`: Dynamo does not trace a method that is bound while it looks on.
+            return type(self.module).forward(self.module, *args, **kwargs)
         compiled = self._compiled
         if compiled is None:
             compiled = self._compiled = self._compile()
@@ -226,7 +227,7 @@ class _CompiledGraph:
         self.runner.traced += 1
         inputs = inputs_of_joint(joint, self.described)
         self.capture = planner.capture(joint, forward_outputs=forward_outputs, inputs=inputs)
-        return partition(self.capture, planner.schedule(self.capture))
+        return partition(self.capture, planner.schedule(self.capture), self.runner.module.get_parameter)
 
     def compile_forward(self, module: GraphModule, _: Any) -> Any:
         return compile_module(module, "forward")
