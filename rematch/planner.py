@@ -72,7 +72,7 @@ class Planner:
         self.loss: LossCost | None = None  # of a given loss, measured on the sample
         self._loss_output_bytes: int | None = None  # differentiable outputs of the sample
         self._loss_ratios = (_ASSUMED_LOSS, 0.0)  # of workspace and of what is retained, to the outputs
-        self._whole: tuple[str, int] | None = None  # the graph that percentages are of, and its peak in bytes
+        self._largest_peak_bytes = 0  # of the training graphs so far, without recomputation
         self.corrections = Corrections()
 
     def capture(self, joint: GraphModule, *, forward_outputs: int, inputs: list[Input]) -> Capture:
@@ -169,16 +169,14 @@ class Planner:
         return parse_budget(self.settings.budget, self._whole_bytes(graph))
 
     def _whole_bytes(self, graph: Graph) -> int:
-        """What a percentage is of: the peak of the first training graph, for other shapes and for inference too.
+        """What a percentage is of: the peak without recomputation of the largest training graph so far.
 
         A smaller batch or inference has less to save, and would often not fit into that share of its own peak.
         """
         peak_bytes = simulate(graph, baseline(graph)).peak_bytes
-        if graph.loss is not None and self._whole is None:
-            self._whole = (graph.fingerprint, peak_bytes)
-        elif self._whole is not None and self._whole[0] == graph.fingerprint:  # the loss may have turned out larger
-            self._whole = (graph.fingerprint, max(peak_bytes, self._whole[1]))
-        return peak_bytes if self._whole is None else self._whole[1]
+        if graph.loss is not None:
+            self._largest_peak_bytes = max(peak_bytes, self._largest_peak_bytes)
+        return self._largest_peak_bytes or peak_bytes
 
     def _solve(self, problem: Problem, captured: Capture) -> Plan:
         s = self.settings
@@ -198,10 +196,7 @@ class Planner:
         measured = self.with_outside(captured)
         budget_bytes = self.budget_bytes(measured)
         known = next((p for p in self.plans if p.graph_fingerprint == captured.graph.fingerprint), None)
-        if known is None or simulate(measured.graph, known.schedule).peak_bytes <= budget_bytes:
-            return False
-        self.plans.remove(known)
-        return True
+        return known is not None and simulate(measured.graph, known.schedule).peak_bytes > budget_bytes
 
 
 @cache
@@ -265,5 +260,6 @@ def _infeasible(problem: Problem, found: Solution | None) -> BudgetInfeasible:
         f"the smallest that was found to work is {possible} bytes ({format_bytes(possible)}).\n"
         f"  {describe_largest_need(problem.graph)}\n"
         f"  Try budget={possible}, a smaller batch, or a shorter sequence or lower resolution"
-        + ("" if proved else ", or a longer time_limit")
+        + ("" if proved else ", or a longer time_limit"),
+        feasible_from_bytes=possible,
     )

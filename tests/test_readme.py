@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import rematch
 from rematch.graph.formats import save_graph
 from rematch.graph.generators import gpt
 from rematch.plans import Plan
@@ -19,18 +21,41 @@ def python_blocks() -> list[str]:
     return re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
+@pytest.fixture(autouse=True)
+def costs_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REMATCH_CACHE", str(tmp_path / "costs"))
+
+
+def test_training_in_one_line() -> None:
+    scope: dict[str, Any] = {}
+    exec(python_blocks()[0], scope)
+    (plan,) = rematch.plans_of(scope["model"])
+    assert plan.figures.peak_bytes <= plan.figures.budget_bytes < plan.figures.baseline_peak_bytes
+    assert all(parameter.grad is not None for parameter in scope["model"].parameters())
+
+
+def test_looking_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    scope: dict[str, Any] = {}
+    exec(python_blocks()[1], scope)
+    assert capsys.readouterr().out.strip() == str(Plan.load("training.json"))
+    assert rematch.plans_of(scope["model"]) == (scope["plan"],)
+
+
 def test_planning_from_python(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     save_graph(gpt(layers=4), "gpt.json")
-    exec(python_blocks()[0], {})
+    exec(python_blocks()[2], {})
     assert capsys.readouterr().out.strip() == str(Plan.load("plan.json"))
 
 
 def test_a_solver_in_ten_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "_registered", {})
-    exec(python_blocks()[1], {"__name__": "readme"})
+    exec(python_blocks()[3], {"__name__": "readme"})
     assert make_solver("keep-everything").name == "keep-everything"
 
 
