@@ -11,6 +11,7 @@ imported when a picture is drawn.
 from __future__ import annotations
 
 import io
+import textwrap
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +27,7 @@ from rematch.units import SECONDS_UNITS, format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Two blues for the work that is done anyway and one warm colour for what is added: apart in hue and in lightness, so
 # that they stay apart for colour-blind readers and in grey (colours of Okabe and Ito).
@@ -34,6 +36,7 @@ _BEFORE, _BUDGET, _KEPT, _INK = "#9AA3AB", "#1A1A1A", "#C3CAD1", "#30363C"
 _SMALLEST_MARK_POINTS = 1.6  # thinner marks vanish when thousands of operators share the width
 _LEGEND_MARK_POINTS = 6.0
 _MATRIX_POINTS = 72 * 6.5  # about the width of the matrix on the page
+_TITLE_LETTERS = 95  # that fit on a line
 _BYTES_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "bytes"))
 _FORMATS = ("png", "svg", "pdf")
 
@@ -43,15 +46,11 @@ def plot_schedule(
 ) -> None:
     """Draw `schedule`, or the one without recomputation if None, to a .png, .svg or .pdf file, whole or not at all."""
     file_format = picture_format(path)
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise RematchError("drawing needs matplotlib; install it with: pip install 'rematch[plot]'") from error
     from rematch.files import write_bytes
 
     drawn = baseline(graph) if schedule is None else schedule
     seen = simulate(graph, drawn).checked()
-    figure = Figure(figsize=(9, 10.5), layout="constrained")
+    figure = new_figure(9, 10.5)
     memory, matrix = figure.subplots(2, 1, height_ratios=(1, 2.2))
     _draw_memory(memory, graph, drawn, seen, budget_bytes)
     _draw_matrix(matrix, graph, drawn)
@@ -61,6 +60,15 @@ def plot_schedule(
     picture = io.BytesIO()
     figure.savefig(picture, format=file_format, dpi=150)
     write_bytes(path, picture.getvalue())
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of so many inches; `RematchError` says how to get matplotlib where it is missing."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise RematchError("drawing needs matplotlib; install it with: pip install 'rematch[plot]'") from error
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def picture_format(path: str | PathLike[str]) -> str:
@@ -89,7 +97,8 @@ def _draw_memory(axes: Axes, graph: Graph, schedule: Schedule, seen: Simulation,
     axes.set_ylim(0, 1.05 * max(before.peak_bytes, seen.peak_bytes, budget_bytes or 0) / byte_scale or 1)
     axes.set_ylabel(f"memory ({byte_unit})", color=_INK)
     axes.set_xlabel(f"time ({time_unit})", color=_INK)
-    axes.set_title(_title(graph, schedule, seen, before), loc="left", fontsize=11, color=_INK, pad=28)
+    title = textwrap.fill(_title(graph, schedule, seen, before), _TITLE_LETTERS)
+    axes.set_title(title, loc="left", fontsize=11, color=_INK, pad=28)
     _legend(axes)
 
 

@@ -44,6 +44,8 @@ class BoundScope(Enum):
 
     ANY_ORDER = "any order"
     DEFAULT_ORDER = "first computations in default order"
+    STAGES = "stages that run operators in default order, each at most once"
+    LIMITED = "a limited number of computations of each operator"
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,16 @@ _BUILT_IN = {
     "anneal": "rematch.solvers.anneal:Anneal",
     "epochs": "rematch.solvers.epochs:Epochs",
     "auto": "rematch.solvers.auto:Auto",
+    "checkmate": "rematch.solvers.checkmate:Checkmate",
+    "rounding": "rematch.solvers.rounding:Rounding",
+    "chen_sqrt": "rematch.solvers.chen:ChenSqrt",
+    "chen_greedy": "rematch.solvers.chen:ChenGreedy",
+    "ap_sqrt": "rematch.solvers.articulation:ApSqrt",
+    "ap_greedy": "rematch.solvers.articulation:ApGreedy",
+    "linearized_sqrt": "rematch.solvers.linearized:LinearizedSqrt",
+    "linearized_greedy": "rematch.solvers.linearized:LinearizedGreedy",
+    "griewank": "rematch.solvers.griewank:Griewank",
+    "moccasin": "rematch.solvers.moccasin:Moccasin",
 }
 _registered: dict[str, type[Solver]] = {}
 
@@ -184,10 +196,12 @@ def solve(
     *,
     time_limit: float = DEFAULT_TIME_LIMIT,
     on_progress: OnProgress | None = None,
+    enough_seconds: float | None = None,
     **options: Any,
 ) -> Solution:
     """Run one solver on `problem` and verify what it returns.
 
+    The search also ends when a schedule of at most `enough_seconds` is known, or the bound says that there is none.
     Ctrl-C ends the search early with the best so far; a second Ctrl-C interrupts as usual.
     """
     chosen = make_solver(solver, **options) if isinstance(solver, str) else solver
@@ -201,6 +215,8 @@ def solve(
         log.append(progress)
         if on_progress is not None:
             on_progress(progress)
+        if enough_seconds is not None and _decided(progress, enough_seconds):
+            deadline.stop()
 
     started = time.monotonic()
     chosen.prepare()
@@ -209,6 +225,12 @@ def solve(
         found = chosen.solve(problem, deadline=deadline, on_progress=record)
     verify(problem, found)
     return replace(found, solve_seconds=time.monotonic() - started, log=(*found.log, *log))
+
+
+def _decided(progress: Progress, enough_seconds: float) -> bool:
+    """Whether a schedule of at most so many seconds is known to be there, or not to be."""
+    best, bound = progress.best_seconds, progress.bound_seconds
+    return (best is not None and best <= enough_seconds) or (bound is not None and bound > enough_seconds)
 
 
 def verify(problem: Problem, solution: Solution) -> Simulation | None:

@@ -9,13 +9,14 @@ minimise(model, deadline=Deadline(10)).bound
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from rematch.errors import SolverError
 from rematch.graph.model import Floats, Ints
 from rematch.solvers.base import Deadline
 
@@ -97,56 +98,90 @@ def minimise(
     interrupt: Callable[[], bool] = lambda: False,
     on_bound: Callable[[float], None] = lambda bound: None,
     absolute_gap: float = 1e-6,
+    start: Mapping[int, float] | None = None,
 ) -> Minimum:
     """Minimise; only points that cost less than `cutoff` are of interest.
 
     `interrupt` is asked again and again while the search runs, and ends it by answering True. With `relaxed`, columns
-    need not be whole.
+    need not be whole. `start` gives some columns of a point to begin with; HiGHS finds the others.
     """
-    import highspy
-
-    if model.column_count == 0:
-        model.columns(np.zeros(1))  # HiGHS answers nothing about a program without columns
-    highs = highspy.Highs()
-    options: dict[str, Any] = {
-        "output_flag": False,
-        "threads": 1,
-        "time_limit": max(deadline.remaining, 0.01),
-        "mip_rel_gap": 0.0,
-        "mip_abs_gap": absolute_gap,
-    }
-    if math.isfinite(cutoff) and not relaxed:
+    if relaxed:
+        return Relaxation(model).minimise(deadline)
+    highs = _loaded(model, relaxed=False)
+    options = {"time_limit": max(deadline.remaining, 0.01), "mip_rel_gap": 0.0, "mip_abs_gap": absolute_gap}
+    if math.isfinite(cutoff):
         options["objective_bound"] = cutoff
     for name, value in options.items():
         highs.setOptionValue(name, value)
-    highs.passModel(model.to_highs(relaxed=relaxed))
+    if start:
+        highs.setSolution(len(start), np.array(list(start), dtype=np.int32), np.array(list(start.values())))
 
     def look(event: Any) -> None:
         on_bound(float(event.data_out.mip_dual_bound))
         if deadline.expired or interrupt():
             event.interrupt()
 
-    if not relaxed:
-        highs.cbMipInterrupt.subscribe(look)
+    highs.cbMipInterrupt.subscribe(look)
     highs.run()
-    return _read(highs, cutoff, relaxed)
+    return _read(highs, cutoff)
 
 
-def _read(highs: Any, cutoff: float, relaxed: bool) -> Minimum:
+class Relaxation:
+    """A program whose columns need not be whole, minimised again and again, each time from where the last one ended."""
+
+    def __init__(self, model: LinearModel) -> None:
+        self._highs = _loaded(model, relaxed=True)
+
+    def limit(self, rows: Ints, upper: Floats) -> None:
+        """Change the upper ends of rows that have no lower ones."""
+        for row, end in zip(rows.tolist(), upper.tolist(), strict=True):
+            self._highs.changeRowBounds(row, -math.inf, end)
+
+    def minimise(self, deadline: Deadline) -> Minimum:
+        import highspy
+
+        # HiGHS counts the time of all runs of one instance together.
+        self._highs.setOptionValue("time_limit", self._highs.getRunTime() + max(deadline.remaining, 0.01))
+        self._highs.run()
+        status = self._highs.getModelStatus()
+        optimal, infeasible = (
+            status == state for state in (highspy.HighsModelStatus.kOptimal, highspy.HighsModelStatus.kInfeasible)
+        )
+        objective, point = _best_point(self._highs)
+        return Minimum(optimal or infeasible, infeasible, objective if optimal else -math.inf, objective, point)
+
+
+def _loaded(model: LinearModel, *, relaxed: bool) -> Any:
     import highspy
 
-    status, info = highs.getModelStatus(), highs.getInfo()
+    if model.column_count == 0:
+        model.columns(np.zeros(1))  # HiGHS answers nothing about a program without columns
+    highs = highspy.Highs()
+    highs.setOptionValue("output_flag", False)
+    highs.setOptionValue("threads", 1)
+    if highs.passModel(model.to_highs(relaxed=relaxed)) == highspy.HighsStatus.kError:
+        raise SolverError("HiGHS refused the program: a row names a column twice, or one that does not exist")
+    return highs
+
+
+def _best_point(highs: Any) -> tuple[float, Floats | None]:
+    import highspy
+
+    info = highs.getInfo()
+    if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
+        return math.inf, None
+    return float(info.objective_function_value), np.array(highs.getSolution().col_value)
+
+
+def _read(highs: Any, cutoff: float) -> Minimum:
+    import highspy
+
+    status = highs.getModelStatus()
     ended = (highspy.HighsModelStatus.kOptimal, highspy.HighsModelStatus.kInfeasible)
-    has_point = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
-    objective = float(info.objective_function_value) if has_point else math.inf
-    point = np.array(highs.getSolution().col_value) if has_point else None
-    if relaxed:
-        optimal = status == highspy.HighsModelStatus.kOptimal
-        infeasible = status == highspy.HighsModelStatus.kInfeasible
-        return Minimum(optimal or infeasible, infeasible, objective if optimal else -math.inf, objective, point)
+    objective, point = _best_point(highs)
     if status == highspy.HighsModelStatus.kInfeasible:
         return Minimum(True, math.isinf(cutoff), cutoff, math.inf, None)
-    bound = float(info.mip_dual_bound)
+    bound = float(highs.getInfo().mip_dual_bound)
     # Nodes above the cut-off are thrown away unseen, so nothing above it is proved.
     return Minimum(status in ended, False, min(bound, objective, cutoff), objective, point)
 

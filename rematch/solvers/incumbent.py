@@ -26,13 +26,14 @@ class Incumbent:
         *,
         gap_target: float = 0.0,  # share of the time without recomputation at which schedule and bound are close enough
         give_up_seconds: float = math.inf,  # without a schedule by then, the search is over
+        scope: BoundScope = BoundScope.DEFAULT_ORDER,  # of bounds and of a proof of infeasibility
     ) -> None:
         self.problem = problem
         self.deadline = deadline
         self.schedule: Schedule | None = None
         self.seconds = float("inf")
         self.bound_seconds = self._told_bound = problem.graph.baseline_seconds
-        self.infeasible, self._infeasible_scope = False, BoundScope.DEFAULT_ORDER
+        self.infeasible, self._scope, self._infeasible_scope = False, scope, scope
         self._give_up_seconds = give_up_seconds
         self._on_progress = on_progress
         self._lock = threading.Lock()
@@ -75,7 +76,7 @@ class Incumbent:
         return True
 
     def raise_bound(self, percent: float, by: str) -> None:
-        """No schedule, first computations in default order, has less than `percent` extra time."""
+        """No schedule of the incumbent's scope has less than `percent` extra time."""
         seconds = (1.0 + percent / 100.0) * self._scale
         with self._lock:
             if seconds > self.bound_seconds:
@@ -84,9 +85,9 @@ class Incumbent:
                 self._told_bound = self.bound_seconds
                 self._report(by, f"at least +{self.bound_percent:.3f} %")
 
-    def prove_infeasible(self, by: str, scope: BoundScope = BoundScope.DEFAULT_ORDER) -> None:
+    def prove_infeasible(self, by: str, scope: BoundScope | None = None) -> None:
         with self._lock:
-            self.infeasible, self._infeasible_scope = True, scope
+            self.infeasible, self._infeasible_scope = True, scope or self._scope
             self._report(by, "no schedule keeps the budget")
 
     def tell(self, by: str, message: str) -> None:
@@ -103,7 +104,7 @@ class Incumbent:
         else:
             proved = self.seconds - self.bound_seconds <= _SAME * self._scale
             status = Status.OPTIMAL if proved else Status.FEASIBLE
-        bound_scope = BoundScope.ANY_ORDER if self.bound_seconds <= self._scale else BoundScope.DEFAULT_ORDER
+        bound_scope = BoundScope.ANY_ORDER if self.bound_seconds <= self._scale else self._scope
         return Solution(
             schedule=self.schedule,
             status=status,

@@ -30,6 +30,7 @@ GRAPHS = {family: FAMILIES[family](**options) for family, options in SMALL.items
 REPEATABLE: dict[str, dict[str, Any]] = {
     "anneal": {"iterations": 2000},
     "auto": {"threads": 1, "iterations": 20_000},
+    "moccasin": {"workers": 1},
 }
 
 
@@ -95,8 +96,9 @@ def test_the_same_seed_gives_the_same_schedule(name: str) -> None:
 
 @pytest.mark.parametrize("name", solver_names())
 def test_returns_without_any_time(name: str) -> None:
-    graph = FAMILIES["random_layered"](nodes=MOST_OPERATORS) if name == "exhaustive" else FAMILIES["gpt"](layers=2)
-    problem = Problem(graph, peak_bytes(graph) * 60 // 100)
+    graphs = (FAMILIES["gpt"](layers=2), FAMILIES["chain"](layers=20), FAMILIES["random_layered"](MOST_OPERATORS))
+    problems = (Problem(graph, peak_bytes(graph) * 60 // 100) for graph in graphs)
+    problem = next(problem for problem in problems if make_solver(name).applicable(problem))
     check_claims(problem, solve(problem, name, time_limit=0.0))
 
 

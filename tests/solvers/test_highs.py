@@ -7,8 +7,9 @@ import math
 import numpy as np
 import pytest
 
+from rematch.errors import SolverError
 from rematch.solvers import Deadline
-from rematch.solvers.highs import ABSENT, LinearModel, minimise
+from rematch.solvers.highs import ABSENT, LinearModel, Relaxation, minimise
 
 COSTS, WEIGHTS, NEEDED = (4.0, 3.0, 5.0), (2.0, 3.0, 4.0), 5.0
 
@@ -120,6 +121,35 @@ def test_bounds_per_column_fix_it() -> None:
     fixed = model.columns(np.array([10.0, 10.0]), lower=np.array([0, 1]))
     model.rows(fixed[None, :], 1.0, upper=1.0)
     assert minimise(model, deadline=Deadline()).objective == pytest.approx(17.0)
+
+
+def test_a_start_is_completed_and_kept_if_nothing_better_is_found() -> None:
+    """Items 0, 2, 4, ... meet all five sums at a cost of 1, which no search of this length finds by itself."""
+    chosen = {1 + item: float(item % 2 == 0) for item in range(40)}
+    found = minimise(hard(), deadline=Deadline(2.0), start=chosen)
+    assert found.objective == pytest.approx(1.0)
+    assert minimise(covering(), deadline=Deadline(), start={0: 0.0, 1: 0.0}).objective == pytest.approx(7.0)
+
+
+def test_a_relaxation_goes_on_from_where_it_ended() -> None:
+    """Less weight allowed for the same gain: the gain falls with it, and comes back."""
+    model = LinearModel()
+    items = model.columns(np.array([-4.0, -3.0]))
+    model.rows(items[None, :], np.array([2.0, 3.0]), upper=5.0)
+    relaxation = Relaxation(model)
+    gains = []
+    for weight in (5.0, 2.0, 3.5, -1.0, 5.0):
+        relaxation.limit(np.array([0], dtype=np.int32), np.array([weight]))
+        found = relaxation.minimise(Deadline(10.0))
+        gains.append(None if found.infeasible else -found.bound)
+    assert gains == [pytest.approx(7.0), pytest.approx(4.0), pytest.approx(5.5), None, pytest.approx(7.0)]
+
+
+def test_a_program_that_names_a_column_twice_is_refused() -> None:
+    model = covering()
+    model.rows(np.array([[0, 0]], dtype=np.int32), 1.0, upper=1.0)
+    with pytest.raises(SolverError, match="names a column twice"):
+        minimise(model, deadline=Deadline())
 
 
 @pytest.mark.parametrize("stop", ["interrupt", "deadline"])

@@ -85,6 +85,16 @@ def test_is_closed_when_the_bound_meets_the_schedule() -> None:
     assert (solution.lower_bound_seconds, solution.bound_scope) == (5.0, BoundScope.DEFAULT_ORDER)
 
 
+def test_bounds_and_proofs_are_of_the_scope_they_were_made_for() -> None:
+    best = incumbent(scope=BoundScope.STAGES)
+    best.raise_bound(10.0, "milp")
+    assert best.solution("test").bound_scope is BoundScope.STAGES
+    best.prove_infeasible("milp")
+    assert best.solution("test").bound_scope is BoundScope.STAGES
+    best.prove_infeasible("largest operator", BoundScope.ANY_ORDER)
+    assert best.solution("test").bound_scope is BoundScope.ANY_ORDER
+
+
 def test_what_needs_no_recomputation_is_optimal_in_any_order() -> None:
     best = incumbent(10)
     best.offer(baseline(GRAPH), "noremat")

@@ -1,0 +1,190 @@
+"""Checkmate's experiments on its own graphs: Table 2, the curves of figure 5, the batches of figure 6, appendix A.
+
+    python benchmarks/checkmate.py --graphs DIR [--limit 20] [--only REGEX] [--flops] [--results FILE.json]
+
+DIR holds the benchmark graphs as JSON. Each graph is solved at six budgets, spread evenly between what its largest
+operator needs and its peak without recomputation, by every heuristic of Table 1, by LP rounding, and by the default
+solver, whose schedules are the best known. Ratios are costs against the best cost known, as geometric means over the
+budgets that a method keeps. Writes FILE.json, FILE-curves.png and FILE-batch.png. `--flops` takes floating-point
+operations as costs, for graphs that know them; the times of the collected Checkmate graphs are already costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rematch.files import write_text
+from rematch.graph import Graph, baseline, simulate
+from rematch.graph.formats import load_graph
+from rematch.graph.transforms import with_flop_costs
+from rematch.report.charts import Panel, draw_bars, draw_curves
+from rematch.solvers import Deadline, Problem, make_solver, solve
+from rematch.solvers.checkmate import FORMS, integrality_gap, unit_chain
+from rematch.solvers.max_batch import max_batch
+from rematch.solvers.minimum import surely_needed_bytes
+
+GRAPHS = ("vgg16_b256", "vgg19_b256", "mobilenet_b512", "vgg_unet_b32", "resnet50_b256")
+SHARES = (0.9, 0.75, 0.6, 0.45, 0.3, 0.15)  # of the way from the largest operator to the peak
+HEURISTICS = (
+    "chen_sqrt", "chen_greedy", "ap_sqrt", "ap_greedy", "linearized_sqrt", "linearized_greedy", "griewank",
+)  # fmt: skip
+SOLVERS = (*HEURISTICS, "rounding", "auto")
+CURVES = ("auto", "rounding", "linearized_greedy", "linearized_sqrt", "ap_greedy", "ap_sqrt", "griewank")
+BATCH_SOLVERS = ("noremat", "ap_sqrt", "linearized_greedy", "rounding", "auto")
+BATCH_BUDGET = 16 * 2**30  # the V100 of the paper's figure 6
+PAPER = {  # Table 2: AP sqrt(n), AP greedy, Griewank log n, two-phase LP rounding
+    "mobilenet_b512": {"ap_sqrt": 1.14, "ap_greedy": 1.07, "griewank": 7.07, "rounding": 1.06},
+    "vgg16_b256": {"ap_sqrt": 1.28, "ap_greedy": 1.06, "griewank": 1.44, "rounding": 1.01},
+    "vgg19_b256": {"ap_sqrt": 1.54, "ap_greedy": 1.39, "griewank": 1.75, "rounding": 1.00},
+    "vgg_unet_b32": {"ap_sqrt": 1.27, "ap_greedy": 1.23, "rounding": 1.03},
+    "resnet50_b256": {"ap_sqrt": 1.20, "ap_greedy": 1.25, "rounding": 1.05},
+}
+PAPER_GAPS = {"partitioned": 1.18, "unpartitioned": 21.56}
+
+
+@dataclass(frozen=True)
+class Point:
+    """One solver on one graph at one budget; cost is None where it found nothing."""
+
+    graph: str
+    budget_bytes: int
+    peak_share: float  # the budget as a share of the peak without recomputation
+    solver: str
+    status: str
+    cost: float | None  # of no recomputation
+    bound: float | None
+    solve_seconds: float
+
+
+def points_of(name: str, graph: Graph, limit: float) -> Iterator[Point]:
+    peak = simulate(graph, baseline(graph)).peak_bytes
+    needed = surely_needed_bytes(graph)
+    for share in SHARES:
+        problem = Problem(graph, needed + int(share * (peak - needed)))
+        for solver in SOLVERS:
+            if not make_solver(solver).applicable(problem):
+                continue
+            solution = solve(problem, solver, time_limit=limit)
+            cost = solution.schedule and simulate(graph, solution.schedule).seconds / graph.baseline_seconds
+            bound = solution.lower_bound_seconds and solution.lower_bound_seconds / graph.baseline_seconds
+            yield Point(
+                name, problem.budget_bytes, problem.budget_bytes / peak, solver, solution.status.value,
+                cost, bound, solution.solve_seconds,
+            )  # fmt: skip
+
+
+def line(points: list[Point]) -> str:
+    """The extra time of every solver at one budget, in percent."""
+    costs = {point.solver: f"{100 * (point.cost - 1):.2f}" if point.cost else "-" for point in points}
+    proved = next((point.status for point in points if point.solver == "auto"), "")
+    shown = " ".join(f"{costs.get(solver, 'n/a'):>10}" for solver in SOLVERS)
+    return f"{points[0].graph:16} {100 * points[0].peak_share:>5.1f} % {shown} {proved}"
+
+
+def ratios(points: list[Point]) -> dict[str, tuple[float, int, int]]:
+    """Per solver: the geometric mean of its cost against the best known, the budgets it keeps, and all that can be."""
+    best: dict[int, float] = {}
+    for point in points:
+        if point.cost is not None:
+            best[point.budget_bytes] = min(point.cost, best.get(point.budget_bytes, math.inf))
+    found: dict[str, tuple[float, int, int]] = {}
+    for solver in dict.fromkeys(point.solver for point in points):
+        kept = [point for point in points if point.solver == solver and point.cost is not None]
+        logs = [math.log((point.cost or 1.0) / best[point.budget_bytes]) for point in kept]
+        mean = math.exp(sum(logs) / len(logs)) if logs else math.nan
+        found[solver] = mean, len(kept), len(best)
+    return found
+
+
+def print_table(points: list[Point]) -> None:
+    print("\nTable 2: cost against the best known, geometric mean (budgets kept of budgets that can be; the paper's)")
+    for name in dict.fromkeys(point.graph for point in points):
+        print(f"  {name}")
+        for solver, (ratio, kept, possible) in ratios([p for p in points if p.graph == name]).items():
+            paper = PAPER.get(name, {}).get(solver)
+            shown = "-" if math.isnan(ratio) else f"{ratio:.3f}"
+            print(f"    {solver:18} {shown:>6}  {kept} of {possible}{f'  paper {paper:.2f}' if paper else ''}")
+
+
+def print_gaps() -> dict[str, float]:
+    """Appendix A on the paper's 8-layer chain of unit costs and sizes at a budget of 4."""
+    print("\nAppendix A: integrality gap of 8 layers (17 operators) at a budget of 4")
+    gaps: dict[str, float] = {}
+    for form in FORMS:
+        gap = integrality_gap(unit_chain(), 4, form, deadline=Deadline(60.0))
+        gaps[form] = gap.ratio
+        print(f"  {form:14} {gap.optimum:.0f} / {gap.relaxation:.3f} = {gap.ratio:.2f}  paper {PAPER_GAPS[form]:.2f}")
+    return gaps
+
+
+def batches_of(graph: Graph, captured: int, limit: float) -> dict[str, int]:
+    """Figure 6: the largest batch in 16 GiB with at most one more forward pass."""
+    return {
+        solver: max_batch(graph, BATCH_BUDGET, captured=captured, solver=solver, time_limit=limit).batch
+        for solver in BATCH_SOLVERS
+    }
+
+
+def curves(points: list[Point]) -> list[Panel]:
+    return [
+        Panel(
+            name,
+            {
+                solver: [
+                    (point.budget_bytes / 2**30, 100 * (point.cost - 1))
+                    for point in points
+                    if (point.graph, point.solver) == (name, solver) and point.cost is not None
+                ]
+                for solver in CURVES  # Chen's own are the same as their generalizations, where they apply
+                if any((p.graph, p.solver) == (name, solver) and p.cost is not None for p in points)
+            },
+        )
+        for name in dict.fromkeys(point.graph for point in points)
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--graphs", type=Path, required=True, metavar="DIR", help="folder of benchmark graphs")
+    parser.add_argument("--limit", type=float, default=20.0, help="seconds for each solver at each budget")
+    parser.add_argument("--only", default="", help="regular expression on the names of graphs")
+    parser.add_argument("--flops", action="store_true", help="take floating-point operations as costs")
+    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / "checkmate.json")
+    arguments = parser.parse_args()
+    chosen = [name for name in GRAPHS if re.search(arguments.only, name)]
+    if not chosen:
+        parser.error(f"no graph matches {arguments.only!r}; there are: {', '.join(GRAPHS)}")
+    arguments.results.parent.mkdir(parents=True, exist_ok=True)
+    run(chosen, arguments)
+
+
+def run(chosen: list[str], arguments: argparse.Namespace) -> None:
+    points: list[Point] = []
+    batches: dict[str, dict[str, int]] = {}
+    kept = {"limit_seconds": arguments.limit, "flops": arguments.flops, "integrality_gaps": print_gaps()}
+    print(f"\nExtra time in percent\n{'graph':16} {'budget':>7} {' '.join(f'{solver[:10]:>10}' for solver in SOLVERS)}")
+    for name in chosen:
+        graph = load_graph(arguments.graphs / f"cm_{name}_train.json", plain=True).graph
+        graph = with_flop_costs(graph) if arguments.flops else graph
+        for point in points_of(name, graph, arguments.limit):
+            points.append(point)
+            if point.solver == SOLVERS[-1]:
+                print(line([p for p in points if (p.graph, p.budget_bytes) == (name, point.budget_bytes)]), flush=True)
+        batches[name] = batches_of(graph, int(name.rpartition("_b")[2]), arguments.limit)
+        print(f"{name:16} batches: {', '.join(f'{solver} {batch}' for solver, batch in batches[name].items())}")
+        document = {**kept, "points": [asdict(point) for point in points], "batches": batches}
+        write_text(arguments.results, json.dumps(document, indent=1))
+    print_table(points)
+    stem = arguments.results.with_suffix("")
+    draw_curves(curves(points), f"{stem}-curves.png", x="budget, GiB", y="extra time, %", logarithmic=True)
+    draw_bars(batches, f"{stem}-batch.png", y="largest batch in 16 GiB")
+
+
+if __name__ == "__main__":
+    main()

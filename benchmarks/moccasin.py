@@ -1,0 +1,287 @@
+"""Moccasin's Table 3, Table 1 and figures 5 and 6 from our own solvers, and the MONeT schedules that Gurobi found.
+
+    python benchmarks/moccasin.py --graphs DIR [--limit 60] [--only REGEX] [--again] [--results DIR]
+
+DIR holds the benchmark graphs as JSON; without it only generated graphs are solved. What the results already have for
+the same limit is not solved again, so that a run that was stopped goes on where it was; `--again` solves it anew. TDI
+is the extra time in percent of no recomputation, and the time to best counts from when the solver is loaded. A bound,
+and what is called optimal, speaks of the schedules in the column `scope`: those of Moccasin compute an operator twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from solvers import LAYERED, Case, at_percent, from_file, published, time_to_best
+
+import rematch
+from rematch.files import write_text
+from rematch.graph import Graph, generators, simulate
+from rematch.solvers import Deadline, Problem, Solution, solve
+from rematch.solvers.checkmate_model import CheckmateModel
+from rematch.solvers.moccasin import Moccasin, ModelSize
+from rematch.solvers.moccasin_model import RetentionModel
+
+SOLVERS = ("checkmate", "rounding", "moccasin", "auto")
+PERCENTS = (90, 80)
+# Table 3 of the paper: TDI in percent at 90 and 80 %, of Moccasin on 16 cores.
+PUBLISHED = {
+    "rl_g1_n100": (0.8, 2.3),
+    "rl_g2_n250": (0.9, 4.9),
+    "rl_g3_n500": (0.7, 3.4),
+    "rl_g4_n1000": (0.7, 3.4),
+    "cm_fcn_8_vgg_b32_train": (0.0, 0.1),
+    "cm_resnet50_b256_train": (0.2, 0.3),
+}
+SIZES = (25, 50, 100, 150, 250, 400, 600, 1000)  # figure 6
+MOST_STAGES = 500  # operators: Checkmate's program has millions of columns beyond
+
+
+@dataclass(frozen=True)
+class Row:
+    family: str
+    name: str
+    budget: str
+    solver: str
+    limit_seconds: float
+    operators: int
+    edges: int
+    budget_bytes: int
+    status: str
+    best_percent: float | None
+    bound_percent: float | None
+    bound_scope: str
+    peak_bytes: int | None
+    seconds_to_best: float | None
+    solve_seconds: float
+    reference_percent: float | None
+    curve: list[tuple[float, float]]  # seconds, TDI
+
+    @property
+    def key(self) -> tuple[str, str, str, str, float]:
+        return self.family, self.name, self.budget, self.solver, self.limit_seconds
+
+
+def cases(folder: Path | None) -> Iterator[tuple[Case, tuple[str, ...]]]:
+    """What to solve, and by whom."""
+    if folder is not None:
+        for name in PUBLISHED:
+            for percent in PERCENTS:
+                yield from_file("table 3", folder / f"{name}.json", percent), SOLVERS
+        for case in published(folder):
+            if case.family == "monet":
+                yield case, ("moccasin", "auto")
+    for nodes in SIZES:
+        yield layered(nodes), ("checkmate", "moccasin", "auto") if nodes <= MOST_STAGES else ("moccasin", "auto")
+
+
+def layered(nodes: int) -> Case:
+    return Case("figure 6", f"layered {nodes}", "90 %", lambda: at_percent(generators.random_layered(nodes), 90))
+
+
+def run(case: Case, solver: str, limit: float) -> Row:
+    graph, budget = case.load()
+    solution = solve(Problem(graph, budget), solver, time_limit=limit)
+    seen = simulate(graph, solution.schedule) if solution.schedule is not None else None
+
+    def percent(seconds: float | None) -> float | None:
+        return None if seconds is None else (seconds / graph.baseline_seconds - 1) * 100
+
+    return Row(
+        family=case.family,
+        name=case.name,
+        budget=case.budget,
+        solver=solver,
+        limit_seconds=limit,
+        operators=len(graph.ops),
+        edges=len(graph.arrays.inputs),
+        budget_bytes=budget,
+        status=solution.status.value,
+        best_percent=percent(seen.seconds) if seen else None,
+        bound_percent=percent(solution.lower_bound_seconds),
+        bound_scope=solution.bound_scope.value,
+        peak_bytes=seen.peak_bytes if seen else None,
+        seconds_to_best=time_to_best(solution),
+        solve_seconds=solution.solve_seconds,
+        reference_percent=reference(case),
+        curve=progress(solution, graph),
+    )
+
+
+def reference(case: Case) -> float | None:
+    if case.name in PUBLISHED:
+        return PUBLISHED[case.name][PERCENTS.index(int(case.budget.split()[0]))]
+    return case.reference_percent
+
+
+def progress(solution: Solution, graph: Graph) -> list[tuple[float, float]]:
+    """The curve of figure 5: a point for each better schedule."""
+    points: list[tuple[float, float]] = []
+    for entry in solution.log:
+        if entry.best_seconds is not None:
+            percent = (entry.best_seconds / graph.baseline_seconds - 1) * 100
+            if not points or percent < points[-1][1]:
+                points.append((entry.at_seconds, percent))
+    return points
+
+
+HEADER = (
+    f"{'graph':26} {'(n, m)':>12} {'budget':>8} {'solver':>10} {'status':>10} {'TDI %':>8} {'published':>9} "
+    f"{'bound %':>8} {'peak/budget':>11} {'to best s':>9} {'total s':>8}  scope"
+)
+
+
+def line(row: Row) -> str:
+    def number(value: float | None, width: int, digits: int = 3) -> str:
+        return f"{'-':>{width}}" if value is None else f"{value:>{width}.{digits}f}"
+
+    share = None if row.peak_bytes is None else row.peak_bytes / row.budget_bytes
+    return (
+        f"{row.name:26} {f'({row.operators}, {row.edges})':>12} {row.budget:>8} {row.solver:>10} {row.status:>10} "
+        f"{number(row.best_percent, 8)} {number(row.reference_percent, 9)} {number(row.bound_percent, 8)} "
+        f"{number(share, 11)} {number(row.seconds_to_best, 9, 1)} {number(row.solve_seconds, 8, 1)}  "
+        f"{row.bound_scope}"
+    )
+
+
+def print_sizes(folder: Path) -> list[dict[str, Any]]:
+    """Table 1 with the models' real sizes: variables and constraints of Moccasin with C = 2, and of Checkmate."""
+    print(f"\n{'graph':26} {'model':24} {'Boolean':>10} {'integer':>8} {'constraints':>12}")
+    sizes = []
+    for name in PUBLISHED:
+        graph, budget = from_file("table 1", folder / f"{name}.json", 90).load()
+        for model, size in model_sizes(graph, budget):
+            print(f"{name:26} {model:24} {size.booleans:>10,} {size.integers:>8,} {size.constraints:>12,}", flush=True)
+            sizes.append({"name": name, "model": model, **asdict(size)})
+    return sizes
+
+
+def model_sizes(graph: Graph, budget: int) -> Iterator[tuple[str, ModelSize]]:
+    options = Moccasin()
+    start = options.as_modelled(graph, options.first_schedule(Problem(graph, budget), Deadline()))
+    limits = options.limits(graph, start)
+    for precedences in ("reservoir", "literals"):
+        model = RetentionModel(graph, options.events(graph, limits), limits, precedences)
+        model.limit_memory(budget, budget)
+        yield f"moccasin, {precedences}", ModelSize.of(model)
+    if len(graph.ops) <= MOST_STAGES:
+        program = CheckmateModel(graph, budget).program
+        yield "checkmate", ModelSize(program.column_count, 0, program.row_count)
+
+
+def draw(rows: list[Row], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(3, 2, figsize=(11, 11), layout="constrained")
+    colours = dict(zip(SOLVERS, ("tab:blue", "tab:green", "tab:red", "black"), strict=True))
+    for axis, name in zip(axes.flat, LAYERED, strict=False):
+        draw_progress(axis, [row for row in rows if (row.family, row.name) == ("table 3", name)], colours)
+        axis.set(title=f"{name}: solve progress (figure 5)", xlabel="seconds", ylabel="TDI, %", xscale="log")
+    draw_scaling(axes[2, 0], [row for row in rows if row.family == "figure 6"], colours)
+    draw_monet(axes[2, 1], [row for row in rows if row.family == "monet"], colours)
+    figure.savefig(path, dpi=150)
+
+
+def draw_progress(axis: Any, rows: list[Row], colours: dict[str, str]) -> None:
+    for row in rows:
+        if row.curve:
+            seconds, percents = zip(*row.curve, strict=True)
+            style = "-" if row.budget == "90 %" else "--"
+            axis.step(
+                [max(s, 0.01) for s in (*seconds, row.solve_seconds)], [*percents, percents[-1]], style,
+                where="post", color=colours[row.solver], label=f"{row.solver}, {row.budget}",
+            )  # fmt: skip
+    if rows:
+        axis.legend(fontsize=6)
+
+
+def draw_scaling(axis: Any, rows: list[Row], colours: dict[str, str]) -> None:
+    for solver in dict.fromkeys(row.solver for row in rows):
+        points = [
+            (r.operators, r.seconds_to_best) for r in rows if r.solver == solver and r.seconds_to_best is not None
+        ]
+        if points:
+            nodes, seconds = zip(*sorted(points), strict=True)
+            axis.plot(nodes, [max(s, 0.001) for s in seconds], "o-", color=colours[solver], label=solver)
+            axis.legend(fontsize=7)
+    axis.set(title="time to best against n, 90 % (figure 6)", xlabel="operators", ylabel="seconds")
+    axis.set(xscale="log", yscale="log")
+
+
+def draw_monet(axis: Any, rows: list[Row], colours: dict[str, str]) -> None:
+    for solver in dict.fromkeys(row.solver for row in rows):
+        points = [
+            (row.reference_percent, row.best_percent - row.reference_percent)
+            for row in rows
+            if row.solver == solver and row.best_percent is not None and row.reference_percent is not None
+        ]
+        if points:
+            axis.plot(*zip(*points, strict=True), "o", ms=4, color=colours[solver], label=solver)
+    axis.axhline(0.0, color="grey", lw=0.8)
+    axis.set(title="MONeT's graphs: below 0 is faster than Gurobi's", xlabel="Gurobi's TDI, %", ylabel="ours less that")
+    if rows:
+        axis.legend(fontsize=7)
+
+
+def known_rows(path: Path) -> dict[tuple[str, str, str, str, float], Row]:
+    if not path.exists():
+        return {}
+    rows = [Row(**entry) for entry in json.loads(path.read_text())["rows"]]
+    return {row.key: row for row in rows}
+
+
+def keep(rows: list[Row], sizes: list[dict[str, Any]], path: Path) -> None:
+    """All rows so far as JSON, so that a run that is stopped loses nothing."""
+    libraries = ("highspy", "numba", "numpy", "ortools")
+    kept = {
+        "date": date.today().isoformat(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+        "versions": {"rematch": rematch.__version__, **{name: version(name) for name in libraries}},
+        "sizes": sizes,
+        "rows": [asdict(row) for row in rows],
+    }
+    write_text(path, json.dumps(kept))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--graphs", type=Path, help="folder of benchmark graphs")
+    parser.add_argument("--limit", type=float, default=60.0, help="seconds for each case and solver")
+    parser.add_argument("--only", default="", help="regular expression on 'family name budget solver'")
+    parser.add_argument("--again", action="store_true", help="solve again what the results have already")
+    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
+    arguments = parser.parse_args()
+    arguments.results.mkdir(parents=True, exist_ok=True)
+    path = arguments.results / "moccasin.json"
+    rows, matched = known_rows(path), False
+    sizes = print_sizes(arguments.graphs) if arguments.graphs is not None else []
+    print(f"\n{HEADER}")
+    for case, solvers in cases(arguments.graphs):
+        for solver in solvers:
+            if not re.search(arguments.only, f"{case.family} {case.name} {case.budget} {solver}"):
+                continue
+            matched, key = True, (case.family, case.name, case.budget, solver, arguments.limit)
+            if key not in rows or arguments.again:
+                rows[key] = run(case, solver, arguments.limit)
+                keep(list(rows.values()), sizes, path)
+            print(line(rows[key]), flush=True)
+    if not matched:
+        parser.error(f"no case matches {arguments.only!r}")
+    draw([row for row in rows.values() if row.limit_seconds == arguments.limit], path.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""Charts of measurements: curves in panels side by side, and groups of bars; matplotlib is imported when one is drawn.
+
+`draw_curves([Panel("VGG16", {"rounding": [(0.9, 1.2), (0.8, 2.1)]})], "curves.png", x="budget", y="overhead, %")`
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from typing import TYPE_CHECKING
+
+from rematch.files import write_bytes
+from rematch.report.plot import new_figure, picture_format
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, each with a mark of its own, so that series stay apart for colour-blind readers and in grey.
+_STYLES = (
+    ("#D55E00", "o"), ("#0072B2", "s"), ("#009E73", "^"), ("#CC79A7", "v"),
+    ("#56B4E9", "D"), ("#E69F00", "P"), ("#30363C", "X"), ("#9AA3AB", "*"),
+)  # fmt: skip
+_PANELS_IN_A_ROW = 3
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes: a title, and series of (x, y) by name."""
+
+    title: str
+    series: Mapping[str, Sequence[tuple[float, float]]]
+
+
+def draw_curves(
+    panels: Sequence[Panel], path: str | PathLike[str], *, x: str, y: str, logarithmic: bool = False
+) -> None:
+    """Draw the panels to a picture; a name has the same colour in each of them."""
+    columns = min(_PANELS_IN_A_ROW, max(1, len(panels)))
+    rows = -(-max(1, len(panels)) // columns)
+    figure = new_figure(4.2 * columns, 3.4 * rows + 0.6)
+    axes = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
+    names = list(dict.fromkeys(name for panel in panels for name in panel.series))
+    for panel, one in zip(panels, axes, strict=False):
+        for name, points in panel.series.items():
+            colour, mark = _STYLES[names.index(name) % len(_STYLES)]
+            one.plot(*zip(*sorted(points), strict=True), color=colour, marker=mark, ms=4.5, lw=1.3, label=name)
+        one.set(title=panel.title, xlabel=x, ylabel=y, yscale="log" if logarithmic else "linear")
+        _tidy(one)
+    for unused in axes[len(panels) :]:
+        unused.remove()
+    _legend(figure, names)
+    _save(figure, path)
+
+
+def draw_bars(groups: Mapping[str, Mapping[str, float]], path: str | PathLike[str], *, y: str) -> None:
+    """Draw a group of bars for each key, one bar for each name in it."""
+    figure = new_figure(1.5 + 1.9 * max(1, len(groups)), 4.0)
+    axes = figure.subplots()
+    names = list(dict.fromkeys(name for bars in groups.values() for name in bars))
+    width = 0.8 / max(1, len(names))
+    for rank, name in enumerate(names):
+        at = [index for index, bars in enumerate(groups.values()) if name in bars]
+        heights = [bars[name] for bars in groups.values() if name in bars]
+        places = [index + (rank - (len(names) - 1) / 2) * width for index in at]
+        drawn = axes.bar(places, heights, width, color=_STYLES[rank % len(_STYLES)][0], label=name)
+        axes.bar_label(drawn, fmt="{:,.0f}", fontsize=7, padding=1)
+    axes.set_xticks(range(len(groups)), list(groups))
+    axes.set_ylabel(y)
+    _tidy(axes)
+    _legend(figure, names)
+    _save(figure, path)
+
+
+def _tidy(axes: Axes) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#E3E6E9", lw=0.6)
+    axes.set_axisbelow(True)
+    axes.tick_params(labelsize=8)
+
+
+def _legend(figure: Figure, names: Sequence[str]) -> None:
+    handles: dict[str, Artist] = {}
+    for axes in figure.axes:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    shown = [name for name in names if name in handles]
+    figure.legend(
+        [handles[name] for name in shown], shown,
+        loc="outside upper center", ncols=min(5, max(1, len(shown))), frameon=False, fontsize=8,
+    )  # fmt: skip
+
+
+def _save(figure: Figure, path: str | PathLike[str]) -> None:
+    picture = io.BytesIO()
+    figure.savefig(picture, format=picture_format(path), dpi=150)
+    write_bytes(path, picture.getvalue())

@@ -1,0 +1,96 @@
+"""The largest batch that can be trained within a memory budget, with any solver.
+
+`max_batch(graph, budget_bytes, captured=16).batch`
+
+P. Jain et al., "Checkmate" (MLSys 2020), section 6.4: the largest batch for which there is a schedule within the budget
+that costs at most one more forward pass (10). The paper makes the batch a variable of its program, which becomes
+quadratic. We search over the batch: the graph at another batch is the same graph with other sizes
+(`graph.transforms.with_batch`), and more never fits where less does not. Whatever fits without recomputation is a lower
+end that needs no solver, and what a single operator or the targets need is an upper one.
+
+A solver that finds nothing for a batch has not proved that there is nothing, unless it says so: `impossible_from` is
+the smallest batch that is proved to be too large.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rematch.graph import Graph, Phase, Schedule, baseline, simulate
+from rematch.graph.transforms import with_batch
+from rematch.solvers.base import DEFAULT_SOLVER, Problem, Solver, Status, solve
+from rematch.solvers.minimum import surely_needed_bytes
+
+_LARGEST = 2**30  # samples: where nothing grows with the batch, it stops here
+_ROUNDING = 1e-9  # sums of the same times in another order
+
+
+@dataclass(frozen=True)
+class MaxBatch:
+    """The largest batch found, with its schedule (None for a batch of 0: not even one sample fits)."""
+
+    batch: int
+    schedule: Schedule | None
+    without_recomputation: int  # the largest batch that fits without
+    impossible_from: int | None  # the smallest batch proved to be too large
+
+
+def max_batch(
+    graph: Graph,
+    budget_bytes: int,
+    *,
+    captured: int = 1,
+    solver: str | Solver = DEFAULT_SOLVER,
+    extra_forward_passes: float | None = 1.0,
+    close_enough: float = 0.01,
+    time_limit: float = 20.0,
+    **options: Any,
+) -> MaxBatch:
+    """Search for the largest batch; `graph` was captured at a batch of `captured`.
+
+    `extra_forward_passes` bounds the extra time, None leaves it open. The search ends when the batch is known up to a
+    share of `close_enough`; each batch that is tried takes the solver up to `time_limit` seconds.
+    """
+
+    def at(batch: int) -> Graph:
+        return with_batch(graph, batch, captured=captured)
+
+    fits = _largest(lambda batch: surely_needed_bytes(at(batch)) <= budget_bytes)
+    plain = _largest(lambda batch: simulate(at(batch), baseline(at(batch))).peak_bytes <= budget_bytes)
+    best, schedule = plain, baseline(graph) if plain else None
+    too_large = impossible = fits + 1
+    while too_large - best > max(1, close_enough * best):
+        batch = (best + too_large) // 2
+        problem = Problem(at(batch), budget_bytes)
+        limit = most_seconds(problem.graph, extra_forward_passes)
+        solution = solve(problem, solver, time_limit=time_limit, enough_seconds=limit, **options)
+        if solution.schedule is not None and simulate(problem.graph, solution.schedule).seconds <= limit:
+            best, schedule = batch, solution.schedule
+            continue
+        too_large = batch
+        bound = solution.lower_bound_seconds
+        if solution.status is Status.INFEASIBLE or (bound is not None and bound > limit):
+            impossible = batch
+    return MaxBatch(best, schedule, plain, impossible if impossible <= _LARGEST else None)
+
+
+def most_seconds(graph: Graph, extra_forward_passes: float | None) -> float:
+    """(10): the time without recomputation and so many more forward passes; infinite for None."""
+    if extra_forward_passes is None:
+        return math.inf
+    forward = sum(op.seconds for op in graph.ops if op.phase is Phase.FORWARD)
+    return (graph.baseline_seconds + extra_forward_passes * forward) * (1.0 + _ROUNDING)
+
+
+def _largest(fits: Callable[[int], bool]) -> int:
+    """The largest number up to the limit for which `fits` is true, if it is true up to some number; 0 if never."""
+    low, high = 0, 1
+    while high <= _LARGEST and fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return min(low, _LARGEST)
