@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from os import PathLike
@@ -49,8 +50,8 @@ def remat(
     loss: from the model's output to the scalar that is differentiated. Given, it is measured here; else in the first
         step, and until then twice the differentiable outputs is assumed for what it allocates.
     solver, time_limit, options: how schedules are found; see `rematch.solve`.
-    accumulate: gradients are added up over several backward passes. The schedule then adds each to `.grad` as soon as it
-        is computed, where autograd would hold all of them twice; parameters with hooks are left to autograd.
+    accumulate: gradients are added up over several backward passes. The schedule then adds each to `.grad` as soon as
+        it is computed, where autograd would hold all of them twice; parameters with hooks are left to autograd.
     reserve: bytes to leave for what is allocated later, such as the state of an optimizer.
     progress: show what takes long; None does so on a terminal.
     """
@@ -135,11 +136,11 @@ def _wrap(model: M, sample: Any, settings: Settings, *, loss: Loss | None = None
     if isinstance(model, torch.jit.ScriptModule):
         raise CaptureError("a scripted module cannot be captured; give the nn.Module it was made from")
     twin = twin_of(model)
-    planner = Planner(twin, settings, (required,) if required is not None else ())
-    planner.required = required
+    planner = Planner(twin, settings, required)
     runner = Runner(twin, planner)
     if sample is not None:
         args, kwargs = as_arguments(sample)
+        _require_fitting(runner, args, kwargs)
         if loss is not None:
             planner.loss = runner.measure_loss(loss, args, kwargs)
         runner.prepare(args, kwargs)
@@ -162,6 +163,18 @@ def as_arguments(sample: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
             )
         return (), sample
     return (sample,), {}
+
+
+def _require_fitting(runner: Runner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse a sample that `forward` cannot even be called with."""
+    signature = inspect.signature(runner)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise CaptureError(
+            f"the sample does not fit {type(runner.module).__name__}.forward{signature}: {error}. Give it as the "
+            "module is called: one tensor, a tuple of arguments, a dict of keyword arguments, or (args, kwargs)"
+        ) from None
 
 
 def _required_sample(sample: Any) -> Any:

@@ -27,7 +27,11 @@ class BudgetError(RematchError):
 
 
 class BudgetInfeasible(BudgetError):
-    """A budget no schedule can keep; the message names the limit and the nearest budget that works."""
+    """A budget no schedule can keep; the message names the limit and the nearest budget that works, if one is known."""
+
+    def __init__(self, message: str, *, feasible_from_bytes: int | None = None) -> None:
+        super().__init__(message)
+        self.feasible_from_bytes = feasible_from_bytes
 
 
 class DeviceError(RematchError):

@@ -44,7 +44,9 @@ from rematch.units import format_bytes
 
 _ASSUMED_LOSS = 2.0  # times the differentiable outputs, until the loss is measured
 _MARGIN = 0.05  # of the device's memory that budget="auto" leaves free, for fragmentation and what is not counted
+_ALLOCATOR_SHARE = 0.005  # of a budget: CUDA's allocator gives a tensor a block that may be larger than asked for
 _MINIMUM_SECONDS = 10.0  # to look for the smallest budget when the one asked for does not work
+_TIGHTEST: dict[str, Schedule] = {}  # by the fingerprint of the graph; see `_tightest`
 
 
 @dataclass(frozen=True)
@@ -64,14 +66,15 @@ class Settings:
 class Planner:
     """Captures graphs of one module and plans them; remembers its plans."""
 
-    def __init__(self, module: nn.Module, settings: Settings, plans: tuple[Plan, ...] = ()) -> None:
+    def __init__(self, module: nn.Module, settings: Settings, required: Plan | None = None) -> None:
         self.module = module
         self.settings = settings
-        self.plans: list[Plan] = list(plans)
-        self.required: Plan | None = None  # the plan that the next training graph must be the one of
+        self.plans: list[Plan] = [] if required is None else [required]
+        self.required = required  # the plan that the next training graph must be the one of
         self.loss: LossCost | None = None  # of a given loss, measured on the sample
         self._loss_output_bytes: int | None = None  # differentiable outputs of the sample
-        self._loss_ratios = (_ASSUMED_LOSS, 0.0)  # of workspace and of what is retained, to the outputs
+        # Of workspace and of what is retained, to the outputs. A plan that is given has counted its loss already.
+        self._loss_ratios = (_ASSUMED_LOSS if required is None else 0.0, 0.0)
         self._largest_peak_bytes = 0  # of the training graphs so far, without recomputation
         self.corrections = Corrections()
 
@@ -84,6 +87,7 @@ class Planner:
                 inputs=inputs,
                 profile=profiler.profile,
                 corrections=self.corrections,
+                unused=self.loss.unused if self.loss is not None else frozenset(),
                 accumulate=frozenset(name for name, _ in self._accumulated()),
                 name=type(self.module).__name__,
             )
@@ -101,10 +105,11 @@ class Planner:
         """The capture with the loss and what is allocated already, as far as they are known now."""
         loss = self._loss_of(captured.differentiable_output_bytes)
         device = device_of(captured.joint)
-        numbers = 4 * allocated_bytes(16, device)  # the loss itself, its gradient and what else is that small
+        # At least the loss itself, its gradient and what else is that small; where it was measured they are in it.
+        retained_bytes = max(loss.retained_bytes, 4 * allocated_bytes(16, device))
         outside = self._allocated_outside(captured.graph, device) + self.settings.reserve_bytes
         outside += sum(allocated_bytes(p.nbytes, device) for _, p in self._accumulated() if p.grad is None)
-        return with_outside(captured, replace(loss, retained_bytes=loss.retained_bytes + numbers), outside)
+        return with_outside(captured, replace(loss, retained_bytes=retained_bytes), outside)
 
     def _accumulated(self) -> list[tuple[str, nn.Parameter]]:
         """Parameters whose gradients the schedule adds up itself: those that nobody watches."""
@@ -166,7 +171,9 @@ class Planner:
         graph = captured.graph
         if self.settings.budget == "auto":
             return graph.resident_bytes + available_bytes(device_of(captured.joint), self.settings.device)
-        return parse_budget(self.settings.budget, self._whole_bytes(graph))
+        asked = parse_budget(self.settings.budget, self._whole_bytes(graph))
+        on_cuda = device_of(captured.joint).type == "cuda" and self.settings.device is None
+        return int(asked * (1 - _ALLOCATOR_SHARE)) if on_cuda else asked
 
     def _whole_bytes(self, graph: Graph) -> int:
         """What a percentage is of: the peak without recomputation of the largest training graph so far.
@@ -179,13 +186,24 @@ class Planner:
         return self._largest_peak_bytes or peak_bytes
 
     def _solve(self, problem: Problem, captured: Capture) -> Plan:
+        from rematch.solvers.minimum import surely_needed_bytes
+
         s = self.settings
-        _refuse_impossible(problem)
+        if surely_needed_bytes(problem.graph) > problem.budget_bytes:  # say at once what no search can find
+            raise _infeasible(problem, _tightest(problem.graph, 0)[1], proved=True)
         with solving_progress(problem.graph.baseline_seconds, s.progress) as on_progress:
             found = solve(problem, s.solver, time_limit=s.time_limit, on_progress=on_progress, **s.options)
         if found.schedule is None:
-            raise _infeasible(problem, found)
+            found = self._last_resort(problem, found)
         return Plan.from_solution(problem, found, captured.notes)
+
+    def _last_resort(self, problem: Problem, failed: Solution) -> Solution:
+        """Where a solver found nothing, the search for the smallest budget may have; else it has one to name."""
+        schedule, peak_bytes = _tightest(problem.graph, problem.budget_bytes)
+        if peak_bytes <= problem.budget_bytes:
+            return Solution(schedule, Status.FEASIBLE, f"{failed.solver}, then the search for small budgets")
+        possible_bytes = min(peak_bytes, failed.feasible_from_bytes or peak_bytes)
+        raise _infeasible(problem, possible_bytes, proved=failed.status is Status.INFEASIBLE)
 
     def loss_measured(self, captured: Capture, cost: LossCost) -> bool:
         """Take note of what the loss really takes. True if a plan no longer keeps the budget and must be made again."""
@@ -237,29 +255,30 @@ def available_bytes(device: torch.device, planned_for: str | None) -> int:
     return int(memory["MemAvailable"] - _MARGIN * memory["MemTotal"])
 
 
-def _refuse_impossible(problem: Problem) -> None:
-    """Say at once, with the smallest budget that works, what no search can find."""
-    from rematch.solvers.minimum import surely_needed_bytes
+def _tightest(graph: Graph, enough_bytes: int) -> tuple[Schedule, int]:
+    """The schedule with the smallest peak that can be found, and that peak; one that has `enough_bytes` will do.
 
-    if surely_needed_bytes(problem.graph) > problem.budget_bytes:
-        raise _infeasible(problem, None)
-
-
-def _infeasible(problem: Problem, found: Solution | None) -> BudgetInfeasible:
-    """The limit, what dominates it, the smallest budget that works and what to try."""
-    from rematch.budget import describe_largest_need
+    What was found is remembered, so that whoever is told of a budget can have it, however busy the machine is then.
+    """
     from rematch.solvers.minimum import smallest_budget
 
-    possible = smallest_budget(problem.graph, Deadline(_MINIMUM_SECONDS)).feasible_from_bytes
-    if found is not None and found.feasible_from_bytes is not None:
-        possible = min(possible, found.feasible_from_bytes)
-    proved = found is None or found.status is Status.INFEASIBLE
+    known = [_TIGHTEST[graph.fingerprint]] if graph.fingerprint in _TIGHTEST else []
+    if not known or simulate(graph, known[0]).peak_bytes > enough_bytes:
+        known.append(smallest_budget(graph, Deadline(_MINIMUM_SECONDS)).schedule)
+    best = _TIGHTEST[graph.fingerprint] = min(known, key=lambda schedule: simulate(graph, schedule).peak_bytes)
+    return best, simulate(graph, best).peak_bytes
+
+
+def _infeasible(problem: Problem, possible_bytes: int, proved: bool) -> BudgetInfeasible:
+    """The limit, what dominates it, the smallest budget that works and what to try."""
+    from rematch.budget import describe_largest_need
+
     verdict = "cannot be kept" if proved else "could not be kept in the time there was"
     return BudgetInfeasible(
         f"a budget of {format_bytes(problem.budget_bytes)} {verdict} by {problem.graph.name}: "
-        f"the smallest that was found to work is {possible} bytes ({format_bytes(possible)}).\n"
+        f"the smallest that was found to work is {possible_bytes} bytes ({format_bytes(possible_bytes)}).\n"
         f"  {describe_largest_need(problem.graph)}\n"
-        f"  Try budget={possible}, a smaller batch, or a shorter sequence or lower resolution"
+        f"  Try budget={possible_bytes}, a smaller batch, or a shorter sequence or lower resolution"
         + ("" if proved else ", or a longer time_limit"),
-        feasible_from_bytes=possible,
+        feasible_from_bytes=possible_bytes,
     )

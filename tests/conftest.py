@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("rematch", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("rematch")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Measured costs are shared among the tests of one run, and never with the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REMATCH_CACHE", str(tmp_path_factory.mktemp("costs")))
+        yield

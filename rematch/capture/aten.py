@@ -96,12 +96,17 @@ def is_random(node: Node) -> bool:
     return True
 
 
+def is_of_torch(target: Any) -> bool:
+    """Whether we know what the operator does: a custom one promises nothing but what its schema says.
+
+    It may return a tensor that it keeps. And collectives must run as often everywhere.
+    """
+    return isinstance(target, OpOverload) and target.namespace in ("aten", "prims", "prim")
+
+
 def may_repeat(target: Any, on_cuda: bool) -> bool:
     """Whether running the operator twice on the same inputs gives the same bits (random ones: with their state)."""
-    if not isinstance(target, OpOverload):
-        return False
-    if target.namespace not in ("aten", "prims", "prim"):
-        # A custom operator promises nothing but what its schema says, and collectives must run as often everywhere.
+    if not is_of_torch(target):
         return False
     if not on_cuda or torch.are_deterministic_algorithms_enabled():
         return True

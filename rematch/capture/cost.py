@@ -113,7 +113,7 @@ def _describe_leaf(leaf: Any) -> str:
 
 def structure_text(structure: pytree.TreeSpec) -> str:
     """Brackets and stars: how many arguments there are and how they nest."""
-    return str(structure).replace("TreeSpec", "").replace(" ", "")
+    return "".join(str(structure).replace("TreeSpec", "").split())
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

@@ -27,6 +27,7 @@ from rematch.capture.aten import (
     forget_unread_statistics,
     in_place_twin,
     in_rows_apart,
+    is_of_torch,
     is_random,
     may_repeat,
     updated_statistics,
@@ -34,6 +35,7 @@ from rematch.capture.aten import (
 from rematch.capture.corrections import Corrections
 from rematch.capture.cost import Call, Profile, Result
 from rematch.capture.memory import allocated_bytes
+from rematch.capture.unused import drop_zero_tangents
 from rematch.errors import CaptureError
 from rematch.graph import Graph, Op, Phase, Value
 from rematch.graph.model import ALREADY_ALLOCATED, LOSS_VALUE
@@ -72,6 +74,7 @@ class LossCost:
     workspace_bytes: int
     retained_bytes: int
     seconds: float = 0.0
+    unused: frozenset[int] = frozenset()  # outputs that it does not read, by their place among the module's
 
 
 @dataclass(frozen=True)
@@ -86,8 +89,9 @@ class Capture:
     views: frozenset[Node]  # nodes that cost nothing: they show a storage that another node made
     reshaped: frozenset[Node]  # traced views that real strides turn into copies
     forward_outputs: int  # the first of the joint graph's outputs; the rest are gradients
+    dropped: frozenset[Node]  # tangents of outputs that the loss does not use
     accumulated: dict[int, tuple[str, Node]]  # operator -> the parameter whose gradient it adds up, and that gradient
-    ordered: frozenset[int]  # operators whose first runs must keep their order: random ones, updates of statistics
+    ordered: frozenset[int]  # operators whose first runs keep their order: random ones, those that change or read state
     differentiable_output_bytes: int
     notes: tuple[str, ...] = ()
 
@@ -100,17 +104,18 @@ def read_joint(
     profile: Callable[[Call], Profile],
     corrections: Corrections,
     accumulate: frozenset[str] = frozenset(),
+    unused: frozenset[int] = frozenset(),
     name: str = "",
 ) -> Capture:
     """The graph of a traced training step, or of inference if `joint` has no tangents.
 
     What lies outside of it, the cost of the loss and memory that is allocated already, is nothing until `with_outside`
     says otherwise. Gradients of the parameters in `accumulate` are added to what is there as soon as they are computed,
-    and freed. `TraceAgain` is raised if results have other strides than tracing believed: they decide which
-    kernels eager runs next, so the graph must be traced with the right ones.
+    and freed. `unused` outputs get no gradient. `TraceAgain` is raised if results have other strides than tracing
+    believed: they decide which kernels eager runs next, so the graph must be traced with the right ones.
     """
     forget_unread_statistics(joint.graph)
-    traced = _Traced(joint, forward_outputs)
+    traced = _Traced(joint, forward_outputs, drop_zero_tangents(joint, unused))
     propagated = _propagate(traced, profile)
     corrections.learn(propagated.wrong)
     return _Assembly(traced, propagated, profile, inputs).capture(accumulate, name)
@@ -119,8 +124,9 @@ def read_joint(
 class _Traced:
     """The joint graph, read once."""
 
-    def __init__(self, joint: GraphModule, forward_outputs: int) -> None:
+    def __init__(self, joint: GraphModule, forward_outputs: int, dropped: frozenset[Node]) -> None:
         self.joint = joint
+        self.dropped = dropped
         self.forward_outputs = forward_outputs
         nodes = list(joint.graph.nodes)
         self.placeholders = [node for node in nodes if node.op == "placeholder"]
@@ -135,7 +141,7 @@ class _Traced:
 
     @property
     def tangents(self) -> list[Node]:
-        return [node for node in self.placeholders if self.is_tangent(node)]
+        return [node for node in self.placeholders if self.is_tangent(node) and node not in self.dropped]
 
     def _start_of_backward(self) -> int:
         """Tracing runs forward first. It ends with the last call an output, a random number or a statistic needs."""
@@ -428,7 +434,7 @@ class _Assembly:
             return False
         others = self.storages(arg for arg in node.all_input_nodes if arg is not first)
         alone = filled is not None or (self.readers.get(storage, set()) == {node} and storage not in self.kept)
-        alone = alone and storage not in others
+        alone = alone and storage not in others and is_of_torch(self.drafts[last].kernels[0].node.target)
         twice = sum(arg is first for arg in node.args) > 1
         same = given.dtype == returned.dtype and given.shape == returned.shape and given.stride() == returned.stride()
         whole = self.found.storage_bytes.get(storage_key(given), _storage_bytes(given))
@@ -451,6 +457,7 @@ class _Assembly:
         draft.flops = None if draft.flops is None or cost.flops is None else draft.flops + cost.flops
         draft.class_key = f"{draft.class_key}+{call.class_key}"
         draft.random |= is_random(node)
+        draft.once |= not self.changed_buffers.isdisjoint(others)
         return True
 
     def storage_bytes(self, key: int, tensor: torch.Tensor) -> int:
@@ -532,6 +539,7 @@ class _Finish:
             views=frozenset(n for n in self.traced.calls if n not in self._kernel_nodes()),
             reshaped=frozenset(self.assembly.found.reshaped),
             forward_outputs=self.traced.forward_outputs,
+            dropped=self.traced.dropped,
             accumulated=self.accumulated,
             ordered=frozenset(self.ordered),
             differentiable_output_bytes=self._tangent_bytes(),
@@ -581,7 +589,7 @@ class _Finish:
             label, tensor = tensors[key]
             size = self.assembly.storage_bytes(key, tensor)
             outputs.append(self._add_value(key, Value(label, size, role=self.roles.get(key, ""))))
-        if draft.random or draft.updates:
+        if draft.random or draft.updates or draft.once:
             self.ordered.add(len(self.ops))
         if draft.random:
             self.random_state_of[len(self.ops)] = len(self.ops) - 1

@@ -70,6 +70,6 @@ class PeakMemory:
         self.end_bytes = allocated
 
     def stop_after_backward(self) -> None:
-        """To be called where backward was called, if it was `stop`ped inside: autograd's engine goes back to recording."""
+        """To be called where backward was called, if it was `stop`ped inside: the engine goes back to recording."""
         if self.device.type != "cuda" and torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
             _disable_profiler_legacy()

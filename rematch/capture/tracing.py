@@ -161,20 +161,27 @@ def inputs_of_joint(joint: GraphModule, described: Sequence[Input]) -> list[Inpu
 
 def explain_failure(error: Exception) -> CaptureError:
     """A graph break or another refusal of Dynamo, as the user's line, the reason and the ways around it."""
-    frame = _user_frame(error)
-    where = f' at {frame.filename}:{frame.lineno}, in {frame.name}: "{frame.line}"' if frame is not None else ""
+    if (raised := _RAISED.search(str(error))) is not None:
+        return CaptureError(
+            f"forward fails with these arguments{_user_line(error)}: {raised[1]}\n"
+            "Give the arguments that the module is called with; the plain module should fail with these in the same way"
+        )
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     hint = next((m[1].strip() for m in re.finditer(r"Hint: (.*)", str(error))), "")
     explanation = next((m[1].strip() for m in re.finditer(r"Explanation: (.*)", str(error))), "")
     said = " ".join(part for part in (reason, explanation, f"Hint: {hint}" if hint else "") if part)
     return CaptureError(
-        f"the module cannot be captured as one graph{where}: {said}\n"
+        f"the module cannot be captured as one graph{_user_line(error)}: {said}\n"
         "Ways around it: move that line out of forward; guard it with `if not torch.compiler.is_compiling()`; "
         "or apply rematch to the submodules before and after it instead of the whole module"
     )
 
 
-def _user_frame(error: Exception) -> Any:
+# How Dynamo reports an error that the traced code itself has.
+_RAISED = re.compile(r"(?:raised exception|: got) (\w+\(.*\))$", re.MULTILINE)
+
+
+def _user_line(error: Exception) -> str:
     stack = getattr(error, "real_stack", None) or ()
     frames = [frame for frame in stack if "/torch/" not in frame.filename and "/rematch/" not in frame.filename]
-    return frames[-1] if frames else None
+    return f' at {frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name}: "{frames[-1].line}"' if frames else ""

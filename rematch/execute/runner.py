@@ -15,15 +15,15 @@ import types
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
 import torch._dynamo
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.exc import BackendCompilerFailed, Unsupported
+from torch._dynamo.exc import BackendCompilerFailed, TorchRuntimeError, Unsupported
 from torch.fx import GraphModule, Node
-from torch.utils import _pytree as pytree
 
 from rematch.capture.corrections import Corrections, TraceAgain
 from rematch.capture.joint import Capture, Input, LossCost, device_of
@@ -34,7 +34,9 @@ from rematch.execute.double_backward import refuse_double_backward
 from rematch.execute.loss_meter import LossMeter, give_up_measuring
 from rematch.execute.partition import partition
 from rematch.execute.source import compile_module
+from rematch.execute.tangents import TangentArguments, expect_absent_tangents
 from rematch.graph import Schedule
+
 
 class Planner(Protocol):
     """Turns a traced graph into a capture with costs, and a capture into a schedule."""
@@ -119,31 +121,32 @@ class Runner:
     ) -> LossCost:
         """What `loss` and its gradient cost on outputs of the shapes that these arguments give."""
         give_up_measuring()
-        device = torch.device("cpu")
+        made: list[Any] = []
 
         def outline(module: GraphModule, _: list[Any]) -> Callable[..., Any]:
             """In place of the module, tensors as it would return."""
             returned = next(node for node in module.graph.nodes if node.op == "output").args[0]
             examples = [node.meta["example_value"] if isinstance(node, Node) else node for node in returned]
-            return lambda *_: [_zeros_like(example) for example in examples]
+            made.extend(_zeros_like(example) for example in examples)
+            return lambda *_: made
 
         with _unchanged(self.module), _explained(), torch._dynamo.config.patch(dynamo_settings()), torch.enable_grad():
             traced = torch.compile(_entry(self.plain), backend=outline, fullgraph=True, dynamic=False)
             outputs = traced(*args, **kwargs)
-        leaves = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
-        device = leaves[0].device if leaves else device
+        leaves = {place: leaf for place, leaf in enumerate(made) if isinstance(leaf, torch.Tensor)}
+        device = next((leaf.device for leaf in leaves.values()), torch.device("cpu"))
         with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad():
             _loss_step(loss, outputs)  # once to warm up, so that no cache counts as memory of the loss
-            for leaf in leaves:
+            for leaf in leaves.values():
                 leaf.grad = None
             started = time.perf_counter()
             with PeakMemory(device) as used:
                 value = _loss_step(loss, outputs)
             seconds = time.perf_counter() - started
             del value
-        return loss_cost(
-            used.peak_bytes, used.end_bytes, sum(leaf.nbytes for leaf in leaves if leaf.requires_grad), seconds
-        )
+        tangent_bytes = sum(leaf.nbytes for leaf in leaves.values() if leaf.grad is not None)
+        unused = frozenset(place for place, leaf in leaves.items() if leaf.requires_grad and leaf.grad is None)
+        return replace(loss_cost(used.peak_bytes, used.end_bytes, tangent_bytes, seconds), unused=unused)
 
     def forget(self) -> None:
         """Compile again at the next call, because the plan has changed."""
@@ -167,11 +170,17 @@ class Runner:
             outputs = compiled(*args)
             if meter is not None:
                 refuse_double_backward(outputs)
+                if graph.drops_tangents:
+                    expect_absent_tangents(outputs)
                 if meter.waiting:
                     meter.forward_ended()
             return outputs
 
         return run
+
+
+# What it warns itself of, and fails by where warnings are errors: inputs without gradient, autograd functions.
+_WARNINGS_OF_DYNAMO = ("The .grad attribute of a Tensor", ".*autograd.* should not be instantiated")
 
 
 class _WithOurSettings:
@@ -185,8 +194,8 @@ class _WithOurSettings:
 
     def __call__(self, *frame: Any) -> Any:
         with torch._dynamo.config.patch(dynamo_settings()), warnings.catch_warnings():
-            # Dynamo looks at the gradient of inputs that have none; where warnings are errors, it would fail by that.
-            warnings.filterwarnings("ignore", "The .grad attribute of a Tensor")
+            for message in _WARNINGS_OF_DYNAMO:
+                warnings.filterwarnings("ignore", message)
             return self._torchdynamo_orig_backend(*frame)
 
 
@@ -198,6 +207,10 @@ class _CompiledGraph:
         self.described = described
         self.capture: Capture | None = None
         self.meter: LossMeter | None = None
+
+    @property
+    def drops_tangents(self) -> bool:
+        return self.capture is not None and bool(self.capture.dropped)
 
     def compile(self, module: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         give_up_measuring()
@@ -241,9 +254,14 @@ class _CompiledGraph:
         meter = self.meter
         assert meter is not None
 
+        assert self.capture is not None
+        tangents = TangentArguments(self.capture)
+
         def backward(args: list[Any]) -> Any:
             if meter.running:
                 self._loss_ended(meter)
+            if tangents.may_be_absent:
+                tangents.complete(args)
             return run(args)
 
         backward._boxed_call = True  # type: ignore[attr-defined]
@@ -314,7 +332,7 @@ def _entry(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Errors of ours as they are, refusals of Dynamo in words; what the user's own code raises passes through."""
+    """Errors of ours as they are, and in words what Dynamo refuses or finds to fail."""
     try:
         yield
     except BackendCompilerFailed as error:
@@ -322,5 +340,5 @@ def _explained() -> Iterator[None]:
         if isinstance(inner, RematchError):
             raise inner from None
         raise explain_failure(inner if isinstance(inner, Exception) else error) from error
-    except Unsupported as error:
+    except (TorchRuntimeError, Unsupported) as error:
         raise explain_failure(error) from None

@@ -111,7 +111,10 @@ def describe_plan(plan: Plan) -> str:
         ("bound", format_extra(f.lower_bound_pct), _bound(f)),
         ("by", f.solver, effort),
         ("memory", sparkline(plan.timeline_bytes, f.baseline_peak_bytes), ""),
+        *(("note", note, "") for note in plan.notes),
     ]
+    if plan.parts:
+        rows.insert(2, ("parts", ", ".join(f"{part.role} {format_bytes(part.size_bytes)}" for part in plan.parts), ""))
     text = _table(f"{plan.graph_name or 'graph'}  (plan for graph {plan.graph_fingerprint[:8]})", rows)
     return "\n".join([text, *_recomputed_groups(plan.recomputed, f.baseline_seconds)])
 
@@ -134,7 +137,7 @@ def _recomputed_groups(recomputed: Iterable[Recomputed], baseline_seconds: float
     """The costliest groups of recomputed operators; numbers in names are what tells repeated blocks apart."""
     groups: dict[str, list[Recomputed]] = defaultdict(list)
     for entry in recomputed:
-        groups[re.sub(r"\d+", "*", entry.name)].append(entry)
+        groups[_group_name(entry)].append(entry)
     cost = {name: sum(entry.extra_seconds for entry in members) for name, members in groups.items()}
     costliest = sorted(groups, key=lambda name: (-cost[name], name))
     lines = []
@@ -148,22 +151,12 @@ def _recomputed_groups(recomputed: Iterable[Recomputed], baseline_seconds: float
     return ["  again, costliest first", *lines] if lines else []
 
 
-def describe_demo(graph: Graph, plan: Plan) -> str:
-    """What the step needs without recomputation, then the plan."""
-    schedule = baseline(graph)
-    seen = simulate(graph, schedule)
-    before = format_bytes(seen.peak_bytes)
-    return "\n".join(
-        [
-            f"One training step of {graph.name!r}, {count_of(len(graph.ops), 'operator')}, needs {before}:",
-            f"  memory  {sparkline(seen.timeline_bytes[schedule.steps >= 0].tolist(), seen.peak_bytes)}",
-            "",
-            "In half of that, by computing some operators again:",
-            describe_plan(plan),
-            "",
-            "Next: rematch generate gpt layers=24 -o gpt.json && rematch solve gpt.json --budget 40%",
-        ]
-    )
+def _group_name(entry: Recomputed) -> str:
+    """`h.*.mlp.act  gelu` for a captured operator, its own name with numbers left out for any other."""
+    if not entry.module_path or entry.name.startswith(entry.module_path):
+        return re.sub(r"\d+", "*", entry.name)
+    kernels = "+".join(re.sub(r"_\d+$", "", kernel) for kernel in entry.name.split("+"))
+    return f"{re.sub(r'[0-9]+', '*', entry.module_path)}  {kernels}"
 
 
 def describe_failure(figures: Figures, graph_name: str, time_limit: float) -> str:

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 from rematch.graph import Graph, Op, Phase, Schedule, Value, baseline, simulate
 from rematch.graph.generators import chain
-from rematch.plans import Figures, Plan, Recomputed
+from rematch.plans import Figures, Part, Plan, Recomputed
 from rematch.report.text import (
-    describe_demo,
     describe_failure,
     describe_graph,
     describe_plan,
@@ -87,6 +86,16 @@ def test_a_plan_tells_its_cost_and_its_gap() -> None:
     assert "2 x" in shown and "layer*" in shown
 
 
+def test_a_plan_shows_the_parts_of_its_peak_and_its_notes() -> None:
+    plan = recomputing_plan(chain(layers=6))
+    told = replace(plan, parts=(Part("parameters", 2**29), Part("workspace", 3 * 2**20)), notes=("one", "another"))
+    lines = describe_plan(told).splitlines()
+    peak = next(number for number, line in enumerate(lines) if line.startswith("  peak"))
+    assert lines[peak + 1] == "  parts   parameters 512 MiB, workspace 3.00 MiB"
+    assert [line for line in lines if line.startswith("  note")] == ["  note    one", "  note    another"]
+    assert "parts" not in describe_plan(replace(plan, parts=()))
+
+
 def test_an_optimal_plan_and_one_without_bound_say_so() -> None:
     plan = recomputing_plan(chain(layers=6))
     optimal = replace(plan, figures=replace(plan.figures, status=Status.OPTIMAL, bound_scope=BoundScope.ANY_ORDER))
@@ -100,13 +109,6 @@ def test_only_the_costliest_groups_are_listed() -> None:
     shown = describe_plan(replace(recomputing_plan(chain(layers=6)), recomputed=entries))
     assert shown.count("3 x") == 8
     assert "and 2 other groups" in shown
-
-
-def test_the_demo_shows_before_and_after() -> None:
-    graph = chain(layers=6)
-    shown = describe_demo(graph, recomputing_plan(graph))
-    assert "One training step of 'chain 6 training', 13 operators, needs" in shown
-    assert shown.count("memory  ") == 2
 
 
 def test_a_failure_says_what_is_known_and_what_to_try() -> None:

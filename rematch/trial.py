@@ -1,0 +1,102 @@
+"""Training steps of a module, run, timed and weighed, to set one way of training beside another.
+
+`plain, ours = Trial(model, loss), Trial(rematch.remat(model, batch, budget="50%", loss=loss), loss)`
+`same_outcome(plain, ours, batch)` and `alternate([plain, ours], batch, rounds=10)`
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from rematch.api import as_arguments
+from rematch.capture.memory import PeakMemory
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A module with the loss it is trained on; `context` is entered around both, for autocast."""
+
+    model: nn.Module
+    loss: Callable[[Any], torch.Tensor]
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def step(self, sample: Any) -> torch.Tensor:
+        """Forward, loss and backward; gradients are those of this step alone."""
+        args, kwargs = as_arguments(sample)
+        self.model.zero_grad(set_to_none=True)
+        with self.context():
+            value = self.loss(self.model(*args, **kwargs))
+        value.backward()  # type: ignore[no-untyped-call]
+        return value.detach()
+
+    def timed_step(self, sample: Any, clock: Callable[[], float] = time.perf_counter) -> tuple[torch.Tensor, float]:
+        """The loss, and how many seconds the step took."""
+        self._wait()
+        started = clock()
+        value = self.step(sample)
+        self._wait()
+        return value, clock() - started
+
+    def peak_bytes(self, sample: Any) -> int:
+        """The most memory in use during a step, counted as a budget counts it: what is there before is part of it."""
+        self.model.zero_grad(set_to_none=True)
+        with PeakMemory(self.device) as used:
+            self.step(sample)
+        self.model.zero_grad(set_to_none=True)
+        return used.peak_bytes + self._held_bytes(sample)
+
+    def _held_bytes(self, sample: Any) -> int:
+        """Memory that is there before and after a step. Only CUDA counts it; on CPU, the module's and the sample's."""
+        if self.device.type == "cuda":
+            return torch.cuda.memory_allocated(self.device)
+        leaves = [leaf for leaf in pytree.tree_leaves(sample) if isinstance(leaf, torch.Tensor)]
+        storages = [t.untyped_storage() for t in (*self.model.parameters(), *self.model.buffers(), *leaves)]
+        return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def alternate(
+    trials: Sequence[Trial], sample: Any, rounds: int, clock: Callable[[], float] = time.perf_counter
+) -> list[list[float]]:
+    """Seconds of `rounds` steps of each trial, taken in turns, so that whatever else the machine does falls on all."""
+    seconds: list[list[float]] = [[] for _ in trials]
+    for _ in range(rounds):
+        for trial, taken in zip(trials, seconds, strict=True):
+            taken.append(trial.timed_step(sample, clock)[1])
+    return seconds
+
+
+def same_outcome(ours: Trial, theirs: Trial, sample: Any, seed: int = 0) -> bool:
+    """Whether a step from the same random state gives the same loss and gradients, to the bit."""
+    outcomes = []
+    for trial in (ours, theirs):
+        torch.manual_seed(seed)
+        loss = trial.step(sample)
+        outcomes.append([loss, *(None if p.grad is None else p.grad.clone() for p in trial.model.parameters())])
+        trial.model.zero_grad(set_to_none=True)
+    return all(map(same_bits, *outcomes))
+
+
+def same_bits(ours: torch.Tensor | None, theirs: torch.Tensor | None) -> bool:
+    """Equal in type, shape and every bit, not-a-numbers included."""
+    if ours is None or theirs is None:
+        return ours is theirs
+    if ours.dtype != theirs.dtype or ours.shape != theirs.shape:
+        return False
+    raw = [tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in (ours, theirs)]
+    return torch.equal(*raw)

@@ -1,0 +1,126 @@
+"""Captures of small modules, and solvers whose schedules a test knows beforehand.
+
+`capture_of(nn.Linear(3, 4), torch.rand(2, 3)).graph`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+import rematch
+from rematch.api import as_arguments
+from rematch.capture.joint import Capture
+from rematch.execute.module import twin_of
+from rematch.execute.runner import Runner
+from rematch.graph import Graph, Op, Phase, Schedule
+from rematch.planner import Planner, Settings
+from rematch.solvers.base import Deadline, OnProgress, Problem, Solution, Solver, Status
+
+UNLIMITED_BYTES = 2**50
+
+
+class _Recorder(Planner):
+    """A planner that keeps what it captured."""
+
+    captures: list[Capture]
+
+    def plan(self, captured: Capture) -> rematch.Plan:
+        self.captures.append(captured)
+        return super().plan(captured)
+
+
+def capture_of(module: nn.Module, sample: Any, **settings: Any) -> Capture:
+    """What is planned when `module` is called with `sample`."""
+    twin = twin_of(module)
+    planner = _Recorder(twin, Settings(**{"budget": UNLIMITED_BYTES, "solver": "noremat", **settings}))
+    planner.captures = []
+    args, kwargs = as_arguments(sample)
+    Runner(twin, planner).prepare(args, kwargs)
+    return planner.captures[-1]
+
+
+@contextmanager
+def recorded_captures() -> Iterator[list[Capture]]:
+    """What planners inside the block plan, in turn."""
+    captures: list[Capture] = []
+    plan = Planner.plan
+
+    def plan_and_note(planner: Planner, captured: Capture) -> rematch.Plan:
+        captures.append(captured)
+        return plan(planner, captured)
+
+    Planner.plan = plan_and_note  # type: ignore[method-assign]
+    try:
+        yield captures
+    finally:
+        Planner.plan = plan  # type: ignore[method-assign]
+
+
+@dataclass(frozen=True)
+class Given(Solver):
+    """The schedule that a function makes of the graph, whatever it costs."""
+
+    schedule_of: Callable[[Graph], Schedule] = field(repr=False)
+    name = "given"
+    paper = ""
+
+    def solve(self, problem: Problem, *, deadline: Deadline, on_progress: OnProgress) -> Solution:
+        return Solution(self.schedule_of(problem.graph), Status.FEASIBLE, self.name)
+
+
+def everything_twice(graph: Graph) -> Schedule:
+    """Forward once more before backward, and each backward operator two times in a row, as far as it is allowed."""
+    return recomputing(graph, lambda _: True)
+
+
+def recomputing(graph: Graph, chosen: Callable[[Op], bool]) -> Schedule:
+    """Every operator once, and the chosen ones again: those of forward together before backward, others at once."""
+    again = [op for op in graph.order if may_run_again(graph, op) and chosen(graph.ops[op])]
+    sequence: list[int] = []
+    for op in graph.order:
+        sequence.append(op)
+        if graph.ops[op].phase is Phase.LOSS:
+            sequence += [other for other in again if graph.ops[other].phase is Phase.FORWARD]
+        elif graph.ops[op].phase is Phase.BACKWARD and op in again:
+            sequence.append(op)
+    return Schedule.from_ops(graph, sequence)
+
+
+def may_run_again(graph: Graph, op: int) -> bool:
+    """Whether the schedule may repeat it: what stays alive is never computed again."""
+    stays = graph.targets | graph.held
+    return not graph.ops[op].once and not stays.intersection(graph.ops[op].outputs)
+
+
+class Computed(nn.Module):
+    """A module whose forward is a function of its one linear layer's output."""
+
+    def __init__(self, function: Callable[[torch.Tensor], Any], width: int = 6) -> None:
+        super().__init__()
+        self.linear = nn.Linear(5, width)
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(self.linear(x))
+
+
+class ReadsItsStatistics(nn.Module):
+    """Reads running statistics before and after batch norm updates them; the latter by overwriting a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(5, 6)
+        self.norm = nn.BatchNorm1d(6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        before = y * self.norm.running_mean
+        normalized = self.norm(y).exp()
+        overwritten = y.sin() - self.norm.running_var
+        return normalized * before.cos() + overwritten

@@ -1,0 +1,37 @@
+"""Settings for tests that train: one thread, the same random numbers, and nothing compiled by an earlier test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+_CUDA = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card and a torch built for it"),
+]
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS is not deterministic
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=_CUDA)], scope="session")
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """Each device that the promises hold for."""
+    return torch.device(request.param)
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Kernels this small gain nothing from threads, and on a busy machine lose to waiting for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -1,0 +1,316 @@
+"""The verbs: `plan` changes nothing, `apply` takes only its own graph, `remat` refuses in words what it cannot do."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import rematch
+from rematch import planner
+from rematch.api import as_arguments
+from rematch.errors import (
+    BudgetError,
+    BudgetInfeasible,
+    CaptureError,
+    DeviceError,
+    RematchError,
+    ScheduleError,
+    SolverError,
+)
+from rematch.plans import Plan
+from tests.modules import Net, batch, mean_square
+from tests.training import assert_trains_alike, noted, same_bits
+
+REMAT: dict[str, Any] = {"budget": "66%", "time_limit": 1.0}
+
+
+@pytest.fixture(autouse=True)
+def fixed_parameters() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module")
+def known_plan() -> Plan:
+    """Of `Net` on `batch()`, for tests that only read or use it."""
+    return rematch.plan(Net(), batch(), **REMAT)
+
+
+class Noticing(Net):
+    """Its forward leaves traces: an attribute, a buffer's contents, a buffer of another tensor, and random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.register_buffer("seen", torch.zeros(()))
+        self.register_buffer("last", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        self.calls += 1
+        self.seen += x.sum()
+        self.last = x.mean()
+        return super().forward(x, scale)
+
+
+@contextmanager
+def nothing_changed(module: nn.Module, *inputs: torch.Tensor) -> Iterator[None]:
+    """What the block finds of the module, the inputs and the random state is there afterwards."""
+
+    def attributes() -> list[dict[str, int]]:
+        owned = [own for part in parts for own in (part.__dict__, part._parameters, part._buffers, part._modules)]
+        return [{name: id(value) for name, value in own.items()} for own in owned]
+
+    parts = list(module.modules())
+    gradients = [parameter.grad for parameter in module.parameters()]
+    tensors = [*module.parameters(), *module.buffers(), *inputs, *(g for g in gradients if g is not None)]
+    before, contents, versions = attributes(), [noted(t) for t in tensors], [t._version for t in tensors]
+    random, engine = torch.get_rng_state(), torch.autograd._engine_run_backward
+    yield
+    assert list(module.modules()) == parts
+    assert attributes() == before
+    assert [id(parameter.grad) for parameter in module.parameters()] == [id(gradient) for gradient in gradients]
+    assert [t._version for t in tensors] == versions
+    assert all(same_bits(*pair) for pair in zip(tensors, contents, strict=True))
+    assert same_bits(torch.get_rng_state(), random)
+    assert torch.autograd._engine_run_backward is engine
+    assert not torch.autograd._profiler_enabled()
+
+
+# plan
+
+
+@pytest.mark.parametrize("loss", [None, mean_square], ids=["unknown", "given"])
+@pytest.mark.parametrize("verb", [rematch.plan, rematch.remat])
+def test_planning_changes_nothing(verb: Callable[..., Any], loss: Any) -> None:
+    module, x = Noticing(), batch()
+    mean_square(module(x)).backward()
+    with nothing_changed(module, x):
+        verb(module, x, loss=loss, **REMAT)
+
+
+def test_a_plan_tells_what_the_peak_is_made_of(known_plan: Plan) -> None:
+    parts = {part.role: part.size_bytes for part in known_plan.parts}
+    assert sum(parts.values()) == known_plan.figures.peak_bytes
+    assert parts["parameters"] == sum(parameter.nbytes for parameter in Net().parameters())
+    assert parts["inputs"] == batch().nbytes
+    shown = str(known_plan)
+    assert f"parameters {rematch.format_bytes(parts['parameters'])}" in shown
+    assert "activations" in shown
+
+
+def test_a_plan_is_saved_with_its_parts_and_notes(tmp_path: Path) -> None:
+    plan = rematch.plan(Net(), batch(), device="h100", **REMAT)
+    plan.save(tmp_path / "plan.json")
+    assert plan.parts and plan.notes
+    assert Plan.load(tmp_path / "plan.json") == plan
+
+
+class FusedAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.projection = nn.Linear(32, 96)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        queries, keys, values = self.projection(x).unflatten(-1, (3, 4, 8)).transpose(1, 3).unbind(2)
+        return nn.functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+
+
+def test_plans_for_a_device_that_is_not_here() -> None:
+    plan = rematch.plan(FusedAttention(), torch.randn(4, 64, 32), budget="100%", time_limit=1.0, device="h100")
+    assert plan.notes[0] == "costs are estimated for H100, not measured"
+    mapped = next(note for note in plan.notes if "attention" in note)
+    assert "_scaled_dot_product_flash_attention_for_cpu" in mapped
+    assert f"note    {plan.notes[0]}" in str(plan)
+
+
+def test_another_device_has_another_speed() -> None:
+    slow, fast = (rematch.plan(Net(), batch(), device=device, **REMAT) for device in ("p100", "h200"))
+    assert slow.figures.baseline_seconds > fast.figures.baseline_seconds
+    assert slow.graph_fingerprint == fast.graph_fingerprint
+
+
+# apply
+
+
+def test_a_plan_from_a_file_is_used(known_plan: Plan, tmp_path: Path) -> None:
+    known_plan.save(tmp_path / "plan.json")
+    plain = Net()
+    module = rematch.apply(copy.deepcopy(plain), tmp_path / "plan.json", batch())
+    assert rematch.plans_of(module) == (known_plan,)
+    assert_trains_alike(module, plain, batch(), mean_square)
+
+
+def test_a_plan_that_knows_its_loss_is_used_without_it() -> None:
+    """Until the loss is measured the plan is trusted: its maker has counted the loss."""
+    plain = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 512))
+    plan = rematch.plan(plain, batch(), budget="95%", loss=torch.sum, time_limit=1.0)
+    module = rematch.apply(copy.deepcopy(plain), plan, batch())
+    assert_trains_alike(module, plain, batch(), torch.sum)
+    assert rematch.plans_of(module) == (plan,)
+
+
+@pytest.mark.parametrize("ahead", [True, False], ids=["with_sample", "in_the_first_step"])
+def test_a_plan_for_another_graph_is_refused(known_plan: Plan, ahead: bool) -> None:
+    other, x = Net(depth=4), batch()
+    with nothing_changed(other, x), pytest.raises(ScheduleError, match=r"made for another graph.*had \d+ operators"):
+        module = rematch.apply(other, known_plan, x if ahead else None)
+        module(x)
+    with pytest.raises(ScheduleError, match="differ in names, sizes"):
+        rematch.apply(Net(), known_plan, batch(8))
+
+
+# remat
+
+
+def test_without_a_sample_the_first_call_plans() -> None:
+    plain = Net()
+    module = rematch.remat(copy.deepcopy(plain), **REMAT)
+    assert rematch.plans_of(module) == ()
+    assert_trains_alike(module, plain, batch(), mean_square)
+    assert len(rematch.plans_of(module)) == 1
+
+
+def test_budgets_in_all_forms(known_plan: Plan) -> None:
+    whole_bytes = known_plan.figures.baseline_peak_bytes
+    for budget, budget_bytes in {
+        400_000: 400_000,
+        "400KB": 400_000,
+        "0.5MiB": 2**19,
+        "80%": whole_bytes * 80 // 100,
+    }.items():
+        plan = rematch.plan(Net(), batch(), budget=budget, time_limit=1.0)
+        assert plan.figures.budget_bytes == budget_bytes
+        assert plan.figures.peak_bytes <= budget_bytes
+
+
+def test_the_automatic_budget_is_what_is_free(known_plan: Plan) -> None:
+    plan = rematch.plan(Net(), batch(), budget="auto", time_limit=1.0)
+    assert plan.figures.budget_bytes > 2**20
+    assert plan.figures.overhead_pct == 0.0
+    on_device = rematch.plan(Net(), batch(), budget="auto", device="v100-16gb", time_limit=1.0)
+    assert 14 * 10**9 < on_device.figures.budget_bytes < 17 * 2**30
+
+
+def test_bytes_kept_in_reserve_are_not_used(known_plan: Plan) -> None:
+    reserved = rematch.plan(Net(), batch(), reserve="40KiB", **{**REMAT, "budget": known_plan.figures.budget_bytes})
+    parts = {part.role: part.size_bytes for part in reserved.parts}
+    assert parts["already allocated"] == 40 * 2**10
+    assert reserved.figures.overhead_pct > known_plan.figures.overhead_pct
+
+
+def test_an_infeasible_budget_names_one_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner, "_MINIMUM_SECONDS", 2.0)
+    module, x = Net(depth=2), batch()
+    with nothing_changed(module, x), pytest.raises(BudgetInfeasible, match=r"alone holds|Alive at the end") as caught:
+        rematch.remat(module, x, budget="10%", time_limit=1.0)
+    smallest = caught.value.feasible_from_bytes
+    assert f"Try budget={smallest}" in str(caught.value)
+    plain = copy.deepcopy(module)
+    tightest = rematch.remat(module, x, budget=smallest, time_limit=1.0)
+    assert rematch.plans_of(tightest)[0].figures.peak_bytes <= smallest
+    assert_trains_alike(tightest, plain, x, mean_square)
+
+
+# Refusals
+
+
+class Printing(Net):
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        print("in forward")
+        return super().forward(x, scale)
+
+
+class Branching(Net):
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        if x.sum() > 0:
+            x = -x
+        return super().forward(x, scale)
+
+
+class Raising(Net):
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        raise ValueError("not today")
+
+
+@pytest.mark.parametrize(
+    ("kind", "line", "said"),
+    [
+        (Printing, 'print("in forward")', "Ways around it: move that line out of forward; guard it"),
+        (Branching, "if x.sum() > 0:", "Ways around it: .* apply rematch to the submodules before and after"),
+        (Raising, 'raise ValueError("not today")', r"forward fails with these arguments.*ValueError\('not today'\)"),
+    ],
+)
+@pytest.mark.parametrize("ahead", [True, False], ids=["with_sample", "at_first_call"])
+def test_what_cannot_be_captured_is_named_with_its_line(kind: type[Net], line: str, said: str, ahead: bool) -> None:
+    module, x = kind(), batch()
+    with nothing_changed(module, x), pytest.raises(CaptureError, match=said) as caught:
+        rematch.remat(module, x if ahead else None, **REMAT)(x)
+    assert f'test_api.py:{_number_of(line)}, in forward: "{line}"' in str(caught.value)
+
+
+def _number_of(line: str) -> int:
+    """Where the first line that reads like this is in this file."""
+    lines = Path(__file__).read_text().splitlines()
+    return next(number for number, text in enumerate(lines, 1) if text.strip() == line)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "said"),
+    [
+        ({"solver": "gready"}, SolverError, "unknown solver 'gready'; did you mean 'greedy'"),
+        ({"nonsense": 3}, SolverError, "has no option 'nonsense'"),
+        ({"budget": "80 apples"}, BudgetError, "unknown unit 'apples'"),
+        ({"budget": -1}, BudgetError, "less than one byte"),
+        ({"reserve": "a lot"}, BudgetError, "'a lot' cannot be read"),
+        ({"loss": lambda output: output}, CaptureError, r"one differentiable number.*shape \(128, 4\)"),
+        ({"loss": lambda output: output.sum().item()}, CaptureError, "one differentiable number.*float"),
+        ({"sample": ()}, CaptureError, r"does not fit Net\.forward.*missing a required argument: 'x'"),
+        ({"sample": (batch(), 1.0, 2)}, CaptureError, "does not fit.*too many positional arguments"),
+        ({"sample": {"x": batch(), "z": 1}}, CaptureError, "does not fit.*unexpected keyword argument 'z'"),
+        ({"sample": {3: batch()}}, CaptureError, "a dict as sample holds keyword arguments"),
+        ({"sample": torch.ones(4, 5)}, CaptureError, r"forward fails with these arguments at .*modules\.py"),
+        ({"sample": "text"}, CaptureError, "forward fails with these arguments"),
+        ({"sample": batch().double()}, RematchError, "could not be measured.*dtype"),
+        ({"sample": None, "loss": torch.sum}, RematchError, "loss= needs sample="),
+    ],
+)
+def test_bad_arguments_change_nothing(change: dict[str, Any], error: type[Exception], said: str) -> None:
+    module = Net()
+    with nothing_changed(module), pytest.raises(error, match=said):
+        rematch.remat(module, **{"sample": batch(), **REMAT, **change})
+
+
+def test_only_modules_are_taken() -> None:
+    with pytest.raises(CaptureError, match=r"takes a torch\.nn\.Module, not builtin_function_or_method"):
+        rematch.remat(torch.relu, batch(), **REMAT)
+    with pytest.raises(CaptureError, match="Net was not made by"):
+        rematch.plans_of(Net())
+    with pytest.raises(CaptureError, match=r"rematch\.plan needs a sample"):
+        rematch.plan(Net(), None, **REMAT)
+    with pytest.raises(DeviceError, match="unknown device 'h1000'; did you mean 'h100'"):
+        rematch.plan(Net(), batch(), device="h1000", **REMAT)
+
+
+class Adding(nn.Module):
+    def forward(self, number: int) -> int:
+        return number + 1
+
+
+def test_a_module_without_tensors_is_refused() -> None:
+    with pytest.raises(CaptureError, match="Adding was not captured: its forward has no tensor operation"):
+        rematch.remat(Adding(), 3, **REMAT)
+
+
+def test_samples_as_calls() -> None:
+    x = batch()
+    assert as_arguments(x) == ((x,), {})
+    assert as_arguments((x, 1)) == ((x, 1), {})
+    assert as_arguments({"x": x}) == ((), {"x": x})
+    assert as_arguments(((x,), {"scale": 2})) == ((x,), {"scale": 2})
+    assert as_arguments([x]) == (([x],), {})
