@@ -22,9 +22,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 from rematch.budget import parse_budget
 from rematch.capture.corrections import Corrections
 from rematch.capture.estimate import Estimator, estimating
-from rematch.capture.joint import Capture, Input, LossCost, device_of, read_joint, with_outside
+from rematch.capture.joint import Capture, Input, LossCost, read_joint, with_outside
 from rematch.capture.measure import Measurer, measuring
 from rematch.capture.memory import allocated_bytes
+from rematch.capture.traced import device_of
 from rematch.errors import BudgetInfeasible
 from rematch.graph import Graph, Schedule, baseline, simulate
 from rematch.graph.model import ALREADY_ALLOCATED

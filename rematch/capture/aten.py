@@ -16,6 +16,9 @@ from torch.fx import Node
 
 aten = torch.ops.aten
 
+RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten._reshape_alias.default)
+PASS_THROUGH = (aten.detach.default, aten.alias.default, aten.lift_fresh.default)  # below autograd, what they are given
+
 # Batch norm kernels that update the running statistics they are given: where in their arguments these are, and whether
 # it trains. The schemas do not say that they write, so tracing leaves them as they are.
 BATCH_NORM_STATISTICS: dict[OpOverload, tuple[tuple[int, ...], int]] = {

@@ -27,7 +27,8 @@ from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.fx import GraphModule
 
 from rematch.capture.aten import IN_PLACE
-from rematch.capture.joint import Input, clean_path
+from rematch.capture.joint import Input
+from rematch.capture.traced import clean_path
 from rematch.errors import CaptureError
 
 _COMPOSITE = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)

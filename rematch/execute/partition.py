@@ -17,14 +17,20 @@ import torch
 from torch import nn
 from torch.fx import Graph as FxGraph, GraphModule, Node
 
-from rematch.capture.aten import InPlaceOnCopy, aten, in_place_on_copy, is_random, without_running_statistics
-from rematch.capture.joint import Capture, Kernel
+from rematch.capture.assemble import Kernel
+from rematch.capture.aten import (
+    PASS_THROUGH,
+    RESHAPES,
+    InPlaceOnCopy,
+    aten,
+    in_place_on_copy,
+    is_random,
+    without_running_statistics,
+)
+from rematch.capture.joint import Capture
 from rematch.errors import ScheduleError
 from rematch.execute.random import note_state, replay
 from rematch.graph import Phase, Schedule
-
-_PASS_THROUGH = (aten.detach.default, aten.alias.default, aten.lift_fresh.default)
-_RESHAPES = (aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default)
 
 
 def partition(
@@ -252,7 +258,7 @@ class _Partition:
         return self.saved[made]
 
     def _show(self, node: Node) -> Node:
-        if node.target in _PASS_THROUGH:
+        if node.target in PASS_THROUGH:
             made: Node = self._look_up(node.args[0])
             self.region.made[node] = made
             return made
@@ -260,7 +266,7 @@ class _Partition:
             self._show(node.args[0])  # type: ignore[arg-type]
             return self.region.made[node]
         args, kwargs = torch.fx.map_arg((node.args, dict(node.kwargs)), self._look_up)
-        target: Any = aten.reshape.default if node.target in _RESHAPES else node.target
+        target: Any = aten.reshape.default if node.target in RESHAPES else node.target
         made = self.region.graph.call_function(target, args, kwargs)
         made.meta = dict(node.meta)
         self.region.made[node] = made

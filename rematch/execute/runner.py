@@ -26,8 +26,9 @@ from torch._dynamo.exc import BackendCompilerFailed, TorchRuntimeError, Unsuppor
 from torch.fx import GraphModule, Node
 
 from rematch.capture.corrections import Corrections, TraceAgain
-from rematch.capture.joint import Capture, Input, LossCost, device_of
+from rematch.capture.joint import Capture, Input, LossCost
 from rematch.capture.memory import PeakMemory
+from rematch.capture.traced import device_of
 from rematch.capture.tracing import as_eager_runs, describe_inputs, dynamo_settings, explain_failure, inputs_of_joint
 from rematch.errors import CaptureError, RematchError
 from rematch.execute.double_backward import refuse_double_backward
