@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:  # what the table below says, once more for type checkers and editors
-    from rematch.api import apply as apply, plan as plan, plans_of as plans_of, remat as remat
+    from rematch.api import (
+        apply as apply,
+        plan as plan,
+        plans_of as plans_of,
+        remat as remat,
+        trace as trace,
+    )
     from rematch.budget import parse_budget as parse_budget
     from rematch.errors import (
         BudgetError as BudgetError,
@@ -54,7 +60,7 @@ if TYPE_CHECKING:  # what the table below says, once more for type checkers and 
     from rematch.units import format_bytes as format_bytes
 
 _PUBLIC = {
-    "rematch.api": ("apply", "plan", "plans_of", "remat"),
+    "rematch.api": ("apply", "plan", "plans_of", "remat", "trace"),
     "rematch.budget": ("parse_budget",),
     "rematch.errors": (
         "BudgetError",

@@ -18,6 +18,7 @@ from rematch.budget import parse_budget
 from rematch.errors import CaptureError, RematchError
 from rematch.execute.module import runner_of, twin_of
 from rematch.execute.runner import Runner
+from rematch.graph import Graph
 from rematch.planner import Planner, Settings
 from rematch.plans import Plan
 from rematch.solvers.base import DEFAULT_SOLVER, DEFAULT_TIME_LIMIT, Solver, make_solver
@@ -80,6 +81,17 @@ def plan(
     runner = runner_of(_wrap(model, _required_sample(sample), settings, loss=loss))
     assert runner is not None and isinstance(runner.planner, Planner)
     return runner.planner.plans[-1]
+
+
+def trace(model: nn.Module, sample: Any, *, loss: Loss | None = None, device: str | None = None) -> Graph:
+    """The graph of a training step of `model`, with costs: what solvers work on and `save_graph` keeps.
+
+    Costs are measured, or those of the `device` named; nothing is changed and nothing is run.
+    """
+    settings = Settings(budget="110%", solver="noremat", device=device)
+    runner = runner_of(_wrap(model, _required_sample(sample), settings, loss=loss))
+    assert runner is not None and isinstance(runner.planner, Planner) and runner.planner.graph is not None
+    return runner.planner.graph
 
 
 def apply(model: M, plan: Plan | str | PathLike[str], sample: Any = None) -> M:

@@ -78,6 +78,7 @@ class Planner:
         self._loss_ratios = (_ASSUMED_LOSS if required is None else 0.0, 0.0)
         self._largest_peak_bytes = 0  # of the training graphs so far, without recomputation
         self.corrections = Corrections()
+        self.graph: Graph | None = None  # the last one that was planned
 
     def capture(self, joint: GraphModule, *, forward_outputs: int, inputs: list[Input]) -> Capture:
         device = device_of(joint)
@@ -149,7 +150,7 @@ class Planner:
 
     def plan(self, captured: Capture) -> Plan:
         """The plan for a captured graph: a known one, an old schedule that still fits, or a new solution."""
-        graph = captured.graph
+        graph = self.graph = captured.graph
         if self.required is not None and graph.loss is not None:
             self.required.check(graph)
             self.required = None

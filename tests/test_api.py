@@ -24,6 +24,8 @@ from rematch.errors import (
     ScheduleError,
     SolverError,
 )
+from rematch.graph import Phase
+from rematch.graph.blocks import repeated_blocks
 from rematch.plans import Plan
 from tests.modules import Net, batch, mean_square
 from tests.training import assert_trains_alike, noted, same_bits
@@ -314,3 +316,18 @@ def test_samples_as_calls() -> None:
     assert as_arguments({"x": x}) == ((), {"x": x})
     assert as_arguments(((x,), {"scale": 2})) == ((x,), {"scale": 2})
     assert as_arguments([x]) == (([x],), {})
+
+
+def test_traces_a_module_to_a_graph_that_can_be_kept(tmp_path: Path) -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(4)))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    graph = rematch.trace(model, torch.randn(32, 8))
+    assert [op.phase for op in graph.ops if op.phase is Phase.LOSS] == [Phase.LOSS]
+    assert {"0.0.weight", "3.0.bias"} <= {value.name for value in graph.values if value.role == "parameters"}
+    assert ("1", "2") in {block.paths for block in repeated_blocks(graph)}, (
+        "the first reads the input, the last is held"
+    )
+    rematch.save_graph(graph, tmp_path / "graph.json")
+    assert rematch.load_graph(tmp_path / "graph.json").graph == graph
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert "forward" not in model.__dict__

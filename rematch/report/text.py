@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from rematch.graph import Graph, Phase, baseline, simulate
+from rematch.graph.blocks import BlockClass, repeated_blocks
 from rematch.plans import Figures, Plan, Recomputed
 from rematch.solvers.base import Status
 from rematch.units import format_bytes, format_seconds
@@ -53,6 +54,7 @@ def describe_graph(graph: Graph) -> str:
         ("time", format_seconds(graph.baseline_seconds), spent),
         ("peak", format_bytes(seen.peak_bytes), f"without recomputation{_peak_place(graph, seen.peak_step)}"),
     ]
+    rows += [("blocks", f"{len(block.paths)} alike", _block_note(block)) for block in repeated_blocks(graph)]
     if graph.ops:
         largest = graph.ops[int(np.argmax(graph.op_bytes))].name
         share = _share(graph.largest_op_bytes, seen.peak_bytes)
@@ -61,6 +63,11 @@ def describe_graph(graph: Graph) -> str:
         rows.append(("least", format_bytes(graph.largest_op_bytes), floor))
         rows.append(("memory", sparkline(during.tolist(), seen.peak_bytes), ""))
     return _table(f"{graph.name or 'graph'}  (fingerprint {graph.fingerprint[:8]})", rows)
+
+
+def _block_note(block: BlockClass) -> str:
+    shown = ", ".join(block.paths[:3]) + (", ..." if len(block.paths) > 3 else "")
+    return f"{count_of(len(block.ops[0]), 'operator')} each: {shown}"
 
 
 def _by_phase(graph: Graph, shown: Callable[[list[int]], str]) -> str:
