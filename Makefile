@@ -1,5 +1,5 @@
 # One target for each thing a person does. Needs only python3 and make; everything else goes into .venv.
-#   make demo     solve a training graph in half its memory
+#   make demo     train a small GPT in half its memory, step by step beside plain training
 #   make test     run the tests
 #   make lint     ruff and mypy
 #   make format   let ruff rewrite the sources

@@ -211,11 +211,23 @@ def test_generate_lists_families_with_their_parameters() -> None:
     assert "layers=12" in listed
 
 
-def test_demo_reports_half_the_memory() -> None:
-    run = subprocess.run([*COMMAND, "demo"], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    assert "50.0 % of" in run.stdout
-    assert "One training step of 'gpt" in run.stdout
+def test_demo_trains_in_half_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rematch import demo
+
+    small = demo.Sizes(layers=3, width=32, heads=2, batch=4, length=32, steps=3, solve_seconds=1.0)
+    monkeypatch.setattr(demo, "Sizes", lambda: small)
+    result = rematch("demo")
+    assert result.exit_code == 0, result.output
+    assert "50.0 % of" in result.stdout
+    assert result.stdout.count(" equal\n") == small.steps
+    assert "within the budget" in result.stdout
+
+
+def test_demo_fails_where_training_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rematch.demo.run_demo", lambda say: False)
+    result = rematch("demo")
+    assert result.exit_code == 1
+    assert "please report this" in result.stderr
 
 
 def no_json(folder: Path) -> Path:

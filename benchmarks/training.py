@@ -1,0 +1,161 @@
+"""Training inside a budget: HiRemate's twelve models, measured beside plain training.
+
+    python benchmarks/training.py [--budget 50%] [--only REGEX] [--limit 60] [--rounds 5] [--threads N] [--results DIR]
+
+Models come from `benchmarks/models`, by default at sizes that a laptop can train (`--models paper` needs a large card,
+`--models tiny` runs in minutes). Prints a line a model and keeps all as JSON. Time is the median of steps taken in
+turns, in per cent more than plain training; with one thread it is CPU time, which other programs disturb less. "equal"
+means loss and gradients to the bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import date
+from pathlib import Path
+
+import torch
+from models import TINY, Case, twelve
+
+import rematch
+from rematch.files import write_text
+from rematch.plans import extra_pct
+from rematch.trial import Trial, alternate, same_outcome
+from rematch.units import format_bytes
+
+MODELS: dict[str, Callable[[], dict[str, Case]]] = {
+    "machine": lambda: twelve("machine"),
+    "paper": lambda: twelve("paper"),
+    "tiny": lambda: TINY,
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was found for one model; `failure` says why nothing was."""
+
+    name: str
+    failure: str | None = None
+    operators: int = 0
+    budget_bytes: int = 0
+    predicted_peak_bytes: int = 0
+    peak_bytes: int = 0
+    plain_peak_bytes: int = 0
+    predicted_percent: float | None = None
+    bound_percent: float | None = None
+    measured_percent: float | None = None
+    plain_seconds: float = 0.0
+    plan_seconds: float = 0.0
+    solve_seconds: float = 0.0
+    equal: bool = False
+
+
+def run(case: Case, budget: str, limit: float, rounds: int) -> Row:
+    torch.manual_seed(0)
+    model, sample = case.build(), case.sample()
+    started = time.perf_counter()
+    inside = rematch.remat(model, sample, budget=budget, loss=case.loss, time_limit=limit, progress=False)
+    plan_seconds = time.perf_counter() - started
+    plain, ours = Trial(model, case.loss), Trial(inside, case.loss)
+    equal = same_outcome(ours, plain, sample)
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    plain_seconds, seconds = map(statistics.median, alternate([plain, ours], sample, rounds, clock))
+    (plan,) = rematch.plans_of(inside)
+    figures = plan.figures
+    return Row(
+        name=case.name,
+        operators=plan.graph_ops,
+        budget_bytes=figures.budget_bytes,
+        predicted_peak_bytes=figures.peak_bytes or 0,
+        peak_bytes=ours.peak_bytes(sample),
+        plain_peak_bytes=plain.peak_bytes(sample),
+        predicted_percent=figures.overhead_pct,
+        bound_percent=figures.lower_bound_pct,
+        measured_percent=extra_pct(seconds, plain_seconds),
+        plain_seconds=plain_seconds,
+        plan_seconds=plan_seconds,
+        solve_seconds=figures.solve_seconds,
+        equal=equal,
+    )
+
+
+def run_or_say_why(case: Case, budget: str, limit: float, rounds: int) -> Row:
+    """A model that cannot be trained so is a result too."""
+    try:
+        return run(case, budget, limit, rounds)
+    except Exception as error:
+        return Row(case.name, failure=f"{type(error).__name__}: {str(error).splitlines()[0]}")
+
+
+HEADER = (
+    f"{'model':22} {'ops':>5} {'plain':>9} {'budget':>9} {'predicted':>9} {'measured':>9} {'extra':>8} {'bound':>8} "
+    f"{'measured':>8} {'step':>8} {'plan':>7} {'equal':>5}"
+)
+
+
+def line(row: Row) -> str:
+    if row.failure is not None:
+        return f"{row.name:22} {row.failure}"
+
+    def percent(value: float | None) -> str:
+        return f"{'-':>8}" if value is None else f"{value:>+7.2f}%"
+
+    sizes = (row.plain_peak_bytes, row.budget_bytes, row.predicted_peak_bytes, row.peak_bytes)
+    return (
+        f"{row.name:22} {row.operators:>5} {' '.join(f'{format_bytes(size):>9}' for size in sizes)} "
+        f"{percent(row.predicted_percent)} {percent(row.bound_percent)} {percent(row.measured_percent)} "
+        f"{row.plain_seconds:>7.2f}s {row.plan_seconds:>6.1f}s {'yes' if row.equal else 'NO':>5}"
+    )
+
+
+def keep(rows: list[Row], arguments: argparse.Namespace) -> None:
+    """All rows so far as JSON, so that a run that is stopped loses nothing."""
+    kept = {
+        "date": date.today().isoformat(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+        "versions": {"rematch": rematch.__version__, "torch": torch.__version__},
+        "models": arguments.models,
+        "budget": arguments.budget,
+        "limit_seconds": arguments.limit,
+        "rounds": arguments.rounds,
+        "threads": torch.get_num_threads(),
+        "rows": [asdict(row) for row in rows],
+    }
+    write_text(arguments.results / f"training-{arguments.models}.json", json.dumps(kept, indent=1))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", choices=MODELS, default="machine")
+    parser.add_argument("--budget", default="50%", help="of the peak without recomputation, or an amount of memory")
+    parser.add_argument("--only", default="", help="regular expression on the model's name")
+    parser.add_argument("--limit", type=float, default=60.0, help="seconds to solve each model for")
+    parser.add_argument("--rounds", type=int, default=5, help="steps to time of each kind")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    arguments.results.mkdir(parents=True, exist_ok=True)
+    cases = [case for case in MODELS[arguments.models]().values() if re.search(arguments.only, case.name)]
+    if not cases:
+        parser.error(f"no model matches {arguments.only!r}")
+    rows: list[Row] = []
+    print(HEADER)
+    for case in cases:
+        rows.append(run_or_say_why(case, arguments.budget, arguments.limit, arguments.rounds))
+        print(line(rows[-1]), flush=True)
+        keep(rows, arguments)
+    return 0 if all(row.equal and row.peak_bytes <= row.budget_bytes for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
