@@ -38,7 +38,7 @@ demo: setup
 	@$(BIN)/rematch demo
 
 test: setup
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -27,7 +27,7 @@ from torch.fx import GraphModule, Node
 
 from rematch.capture.corrections import Corrections, TraceAgain
 from rematch.capture.joint import Capture, Input, LossCost
-from rematch.capture.memory import PeakMemory
+from rematch.capture.memory import PeakMemory, allocated_bytes
 from rematch.capture.traced import device_of
 from rematch.capture.tracing import as_eager_runs, describe_inputs, dynamo_settings, explain_failure, inputs_of_joint
 from rematch.errors import CaptureError, RematchError
@@ -144,10 +144,12 @@ class Runner:
             with PeakMemory(device) as used:
                 value = _loss_step(loss, outputs)
             seconds = time.perf_counter() - started
+            # Whoever calls backward holds the gradient of the loss until it returns; here it has.
+            end_bytes = used.end_bytes + allocated_bytes(value.nbytes, device)
             del value
         tangent_bytes = sum(leaf.nbytes for leaf in leaves.values() if leaf.grad is not None)
         unused = frozenset(place for place, leaf in leaves.items() if leaf.requires_grad and leaf.grad is None)
-        return replace(loss_cost(used.peak_bytes, used.end_bytes, tangent_bytes, seconds), unused=unused)
+        return replace(loss_cost(used.peak_bytes, end_bytes, tangent_bytes, seconds), unused=unused)
 
     def forget(self) -> None:
         """Compile again at the next call, because the plan has changed."""

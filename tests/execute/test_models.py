@@ -1,0 +1,119 @@
+"""Every model of the zoo trains inside its budget as it trains without, bit by bit."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+import rematch
+from benchmarks.models import TINY, Case
+from rematch.graph import Graph, Schedule, baseline, simulate
+from rematch.solvers.base import Deadline
+from rematch.solvers.minimum import smallest_budget
+from tests.captures import UNLIMITED_BYTES, Given, everything_twice, recorded_captures
+from tests.training import Outcome, assert_same_steps, deterministic, step_of, train
+
+_TIME_LIMIT = 1.0
+_MINIMUM_SECONDS = 2.0
+_OFF_BY = 0.02  # the measured peak may differ so much from the predicted one
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model on a device, and what is known of it without a budget; each fact is found out once."""
+
+    case: Case
+    device: torch.device
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """As it is before training; kept on the CPU, where it is in nobody's way."""
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            return self.case.build()
+
+    def fresh(self) -> nn.Module:
+        return copy.deepcopy(self.model).to(self.device)
+
+    @cached_property
+    def sample(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(self.device), self.case.sample())
+
+    @cached_property
+    def plain(self) -> list[Outcome]:
+        return train(self.fresh(), step_of(self.sample, self.case.loss))
+
+    def wrapped(self, **options: Any) -> tuple[nn.Module, Graph]:
+        """The model made to train inside a budget, and the graph that was planned."""
+        with recorded_captures() as captures:
+            model = rematch.remat(self.fresh(), self.sample, loss=self.case.loss, progress=False, **options)
+        return model, captures[-1].graph
+
+
+@pytest.fixture(autouse=True)
+def _same_bits_whenever_they_run() -> Iterator[None]:
+    with deterministic():
+        yield
+
+
+@cache
+def _subject(name: str, device: torch.device) -> Subject:
+    return Subject(TINY[name], device)
+
+
+@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in TINY])
+def subject(request: pytest.FixtureRequest, device: torch.device) -> Subject:
+    return _subject(request.param, device)
+
+
+def _check_training(subject: Subject, model: nn.Module, graph: Graph, budget_bytes: int) -> None:
+    """Trained for some steps, the model does what plain training does, within the budget and as predicted."""
+    expected = subject.plain
+    figures = rematch.plans_of(model)[-1].figures
+    outcomes = train(model, step_of(subject.sample, subject.case.loss))
+    assert_same_steps(outcomes, expected)
+    peak_bytes = graph.resident_bytes + max(o.peak_bytes for o in outcomes if o.peak_bytes is not None)
+    assert peak_bytes <= budget_bytes
+    assert peak_bytes == pytest.approx(figures.peak_bytes, rel=_OFF_BY)
+    assert len(rematch.plans_of(model)) == 1, "the first step planned anew: the loss was not what it was taken for"
+
+
+@pytest.mark.parametrize("budget", ["90%", "70%", "50%"])
+def test_trains_alike_in_a_share_of_its_peak(subject: Subject, budget: str) -> None:
+    try:
+        model, graph = subject.wrapped(budget=budget, time_limit=_TIME_LIMIT)
+    except rematch.BudgetInfeasible as error:
+        assert error.feasible_from_bytes is not None
+        # A little more, for how close to the minimum a search comes in its time depends on the machine.
+        model, graph = subject.wrapped(budget=int(1.02 * error.feasible_from_bytes), time_limit=_TIME_LIMIT)
+    plan = rematch.plans_of(model)[-1]
+    assert plan.recomputed, "the budget is below the plain peak, so something must be computed again"
+    _check_training(subject, model, graph, plan.figures.budget_bytes)
+
+
+def test_trains_alike_at_the_smallest_budget(subject: Subject) -> None:
+    """The smallest that is found: the schedule's own peak is the budget, with not a byte to spare."""
+    model, graph = subject.wrapped(budget=UNLIMITED_BYTES, solver=Given(_of_smallest_peak))
+    peak_bytes = rematch.plans_of(model)[-1].figures.peak_bytes
+    assert peak_bytes is not None
+    assert peak_bytes < simulate(graph, baseline(graph)).peak_bytes
+    _check_training(subject, model, graph, budget_bytes=peak_bytes)
+
+
+def _of_smallest_peak(graph: Graph) -> Schedule:
+    return smallest_budget(graph, Deadline(_MINIMUM_SECONDS)).schedule
+
+
+def test_trains_alike_with_every_operator_repeated(subject: Subject) -> None:
+    """Much more than any plan asks for, so that no rule of recomputation goes untried."""
+    model, graph = subject.wrapped(budget=UNLIMITED_BYTES, solver=Given(everything_twice))
+    assert sum(again.extra_runs for again in rematch.plans_of(model)[-1].recomputed) > len(graph.ops) // 2
+    _check_training(subject, model, graph, UNLIMITED_BYTES)
