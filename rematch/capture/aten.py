@@ -147,6 +147,33 @@ def forget_unread_statistics(graph: torch.fx.Graph) -> None:
             node.args = tuple(None if index in statistics else arg for index, arg in enumerate(node.args))
 
 
+_SCATTERS = (aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default)
+
+
+def write_without_copies(graph: torch.fx.Graph) -> None:
+    """Have what `x[i] = y` is traced to read `y`, and not a copy of it that lies in memory as `x[i]` does.
+
+    Such a copy takes as much as all of `x`, and eager makes none.
+    """
+    for node in list(graph.nodes):
+        if node.target is not aten.copy.default or not _alike(*(arg.meta["val"] for arg in node.args[:2])):
+            continue
+        for user in list(node.users):
+            if user.target in _SCATTERS and user.args[0] is not node:
+                user.replace_input_with(node, node.args[1])
+        if not node.users:
+            graph.erase_node(node)
+
+
+def clones_storage(target: Any) -> bool:
+    """Whether the kernel copies all of the memory that its first argument is part of, in order to change some of it."""
+    return target in (*_SCATTERS, aten.as_strided_scatter.default, aten.copy.default)
+
+
+def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
+
+
 # Tracing turns `empty_like(x).bernoulli_(p)` into a call that returns its numbers in a new tensor, in another order if
 # the old one was not contiguous. On memory that nobody has written to, these are the calls that were meant.
 _FILLS: dict[Any, OpOverload] = {

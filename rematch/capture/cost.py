@@ -15,6 +15,8 @@ import torch
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
+from rematch.capture.aten import clones_storage
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -85,6 +87,8 @@ class Call:
                     tensors.append(leaf)
                 leaves[position] = Placeholder(numbers[id(leaf)])
         described = ", ".join(describe(tensor) for tensor in tensors)
+        if clones_storage(target):
+            described += f", the first of {tensors[0].untyped_storage().nbytes()} bytes"
         given = ", ".join(_describe_leaf(leaf) for leaf in leaves)
         key = f"{target}({given} | {structure_text(structure)}) on {described}"
         return Call(target, tuple(leaves), structure, tuple(tensors), key)
@@ -104,7 +108,8 @@ class Call:
 def describe(tensor: torch.Tensor) -> str:
     """`float32[2, 3](3, 1) cpu`"""
     dtype = str(tensor.dtype).removeprefix("torch.")
-    return f"{dtype}{list(tensor.shape)}{tuple(tensor.stride())} {tensor.device.type}"
+    lazily = " conjugated" * tensor.is_conj() + " negated" * tensor.is_neg()  # most kernels copy such a tensor first
+    return f"{dtype}{list(tensor.shape)}{tuple(tensor.stride())} {tensor.device.type}{lazily}"
 
 
 def _describe_leaf(leaf: Any) -> str:

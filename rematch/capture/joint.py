@@ -17,7 +17,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from rematch.capture.assemble import Assembly, Kernel, OpDraft
-from rematch.capture.aten import aten, forget_unread_statistics
+from rematch.capture.aten import aten, forget_unread_statistics, write_without_copies
 from rematch.capture.corrections import Corrections
 from rematch.capture.cost import Call, Profile
 from rematch.capture.propagate import propagate
@@ -90,6 +90,7 @@ def read_joint(
     believed: they decide which kernels eager runs next, so the graph must be traced with the right ones.
     """
     forget_unread_statistics(joint.graph)
+    write_without_copies(joint.graph)
     traced = Traced(joint, forward_outputs, drop_zero_tangents(joint, unused))
     propagated = propagate(traced, profile)
     corrections.learn(propagated.wrong)

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from rematch.capture.aten import clones_storage
 from rematch.capture.cost import Call, Cost, Profile, results_of, tensors_in
 from rematch.capture.estimate import node_of
 from rematch.capture.memory import PeakMemory, allocated_bytes
@@ -73,7 +74,8 @@ def _untouched(device: torch.device) -> Iterator[None]:
 
 
 def _measure(call: Call, device: torch.device) -> Profile:
-    tensors = [_stand_in(tensor) for tensor in call.tensors]
+    whole = clones_storage(call.target)
+    tensors = [_stand_in(tensor, whole and place == 0) for place, tensor in enumerate(call.tensors)]
     args, kwargs = call.arguments(tensors)
     run = call.target._op if isinstance(call.target, torch._ops.OpOverload) else call.target
     try:
@@ -104,16 +106,23 @@ def below_autograd() -> Iterator[None]:
         yield
 
 
-def _stand_in(like: torch.Tensor) -> torch.Tensor:
-    """A real tensor of the same shape, strides and type."""
+def _stand_in(like: torch.Tensor, whole: bool) -> torch.Tensor:
+    """A real tensor of the same shape, strides and type; conjugated or negated lazily where `like` is.
+
+    It has memory up to its own end, or as much as `like` is part of if the `whole` of that matters.
+    """
     offset = int(like.storage_offset())
     extent = 1 + sum((size - 1) * stride for size, stride in zip(like.shape, like.stride(), strict=True))
     length = offset + (extent if like.numel() else 0)
+    if whole:
+        length = int(like.untyped_storage().nbytes()) // like.element_size()
     if like.dtype.is_floating_point or like.dtype.is_complex:
         flat = torch.rand(length, device=like.device, dtype=torch.float32).to(like.dtype)
     else:
         flat = torch.zeros(length, device=like.device, dtype=like.dtype)
-    return flat.as_strided(like.shape, like.stride(), offset)
+    made = flat.as_strided(like.shape, like.stride(), offset)
+    made = torch._conj(made) if like.is_conj() else made
+    return torch._neg_view(made) if like.is_neg() else made
 
 
 def _median_seconds(run: Callable[[], Any], device: torch.device) -> float:

@@ -108,6 +108,21 @@ def _name(target: Any) -> str:
     return target.overloadpacket.__name__.rstrip("_")
 
 
+@pytest.mark.parametrize(
+    ("written", "kernels"), [(lambda y: y.exp(), ["exp"]), (lambda y: y.exp().double(), ["exp", "_to_copy", "copy"])]
+)
+def test_what_is_written_to_part_of_a_tensor_is_copied_only_to_change_its_type(
+    written: Callable[[torch.Tensor], torch.Tensor], kernels: list[str]
+) -> None:
+    def assign(y: torch.Tensor) -> torch.Tensor:
+        padded = y.new_zeros(4, 9)
+        padded[:, :6] = written(y)
+        return padded.sin()
+
+    names = [name for operator in targets_of(capture_of(Computed(assign), SAMPLE)) for name in operator]
+    assert names == ["addmm", "new_zeros", *kernels, "slice_scatter", "sin"]
+
+
 def test_module_paths_are_kept_forward_and_backward() -> None:
     model = nn.Sequential(nn.Linear(5, 5), nn.ModuleDict({"inner": nn.Linear(5, 5)})["inner"], nn.GELU())
     graph = capture_of(nn.Sequential(model, nn.Linear(5, 2)), SAMPLE).graph

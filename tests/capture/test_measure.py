@@ -83,6 +83,19 @@ def test_workspace_is_what_a_kernel_holds_beyond_its_results() -> None:
     assert copied.cost.workspace_bytes == 0
 
 
+def test_a_lazily_conjugated_argument_is_copied_first() -> None:
+    x = torch.rand(2, 64, 64, dtype=torch.complex64)
+    (plain, conjugated), _ = _profiled(_call(aten.bmm.default, x, x), _call(aten.bmm.default, x, x.conj()))
+    assert conjugated.cost.workspace_bytes >= plain.cost.workspace_bytes + x.nbytes
+
+
+@pytest.mark.parametrize("start", [0, 4])
+def test_a_scatter_copies_all_of_the_tensor_that_its_first_argument_is_part_of(start: int) -> None:
+    part = torch.rand(8, 5)[start : start + 2]
+    (scatter,), _ = _profiled(_call(aten.slice_scatter.default, part, torch.rand(2, 1), 1, 0, 1))
+    assert [result.storage_bytes for result in scatter.results if result] == [8 * 5 * 4]
+
+
 def test_an_operator_that_fails_is_named_with_its_arguments() -> None:
     with pytest.raises(RematchError, match=r"aten\.mm\.default could not be measured on cpu.*float32\[3, 4\]"):
         _profiled(_wrong_product())

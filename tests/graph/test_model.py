@@ -136,9 +136,7 @@ def _once_before(graph: Graph, stage: int) -> int:
 
 @given(graphs())
 def test_fingerprint_ignores_what_differs_between_machines_and_nothing_else(graph: Graph) -> None:
-    elsewhere = tuple(
-        replace(op, seconds=op.seconds + 1, workspace_bytes=op.workspace_bytes + 1) for op in graph.ops
-    )
+    elsewhere = tuple(replace(op, seconds=op.seconds + 1, workspace_bytes=op.workspace_bytes + 1) for op in graph.ops)
     assert replace(graph, ops=elsewhere, name="other").fingerprint == graph.fingerprint
     first = graph.ops[0]
     for changed in (
