@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from rematch.api import as_arguments
 from rematch.capture.memory import PeakMemory
+from rematch.trial import same_bits as same_bits
 
 TrainingStep = Callable[[nn.Module], Any]
 Loss = Callable[[Any], torch.Tensor]
@@ -115,19 +116,6 @@ def _descend(module: nn.Module, learning_rate: float) -> None:
         for parameter in module.parameters():
             if parameter.grad is not None:
                 parameter.add_(parameter.grad, alpha=-learning_rate)
-
-
-def same_bits(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    """Equality that tells -0.0 from 0.0 and takes a NaN for itself."""
-    if one is None or other is None:
-        return one is other
-    if one.dtype != other.dtype or one.shape != other.shape:
-        return False
-    return torch.equal(_as_bytes(one), _as_bytes(other))
-
-
-def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().contiguous().flatten().view(torch.uint8)
 
 
 def assert_same_steps(got: list[Outcome], expected: list[Outcome]) -> None:

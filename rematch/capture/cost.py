@@ -7,7 +7,7 @@ keys cost the same and are looked at once.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,13 +119,6 @@ def _describe_leaf(leaf: Any) -> str:
 def structure_text(structure: pytree.TreeSpec) -> str:
     """Brackets and stars: how many arguments there are and how they nest."""
     return "".join(str(structure).replace("TreeSpec", "").split())
-
-
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors among what an operator returned."""
-    for leaf in value if isinstance(value, (tuple, list)) else (value,):
-        if isinstance(leaf, torch.Tensor):
-            yield leaf
 
 
 def results_of(returned: Any, arguments: Sequence[torch.Tensor]) -> tuple[Result | None, ...]:

@@ -21,7 +21,7 @@ from rematch.capture.aten import aten, forget_unread_statistics, write_without_c
 from rematch.capture.corrections import Corrections
 from rematch.capture.cost import Call, Profile
 from rematch.capture.propagate import propagate
-from rematch.capture.traced import Traced, device_bytes, leaves_of, module_path, storage_key, tensors_of
+from rematch.capture.traced import Traced, device_bytes, is_tangent, leaves_of, module_path, storage_key, tensors_of
 from rematch.capture.unused import drop_zero_tangents
 from rematch.errors import CaptureError
 from rematch.graph import Graph, Op, Phase, Value
@@ -183,7 +183,7 @@ class _Finish:
         return frozenset(index for index, value in enumerate(self.values) if value.resident)
 
     def _add_residents(self) -> None:
-        primals = [node for node in self.traced.placeholders if not self.traced.is_tangent(node)]
+        primals = [node for node in self.traced.placeholders if not is_tangent(node)]
         described = dict(zip(primals, self.inputs, strict=True))
         for node in (*primals, *self.traced.constants):
             for tensor in tensors_of(self.assembly.found.value[node]):

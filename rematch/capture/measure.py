@@ -20,10 +20,11 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from rematch.capture.aten import clones_storage
-from rematch.capture.cost import Call, Cost, Profile, results_of, tensors_in
+from rematch.capture.cost import Call, Cost, Profile, results_of
 from rematch.capture.estimate import node_of
 from rematch.capture.memory import PeakMemory, allocated_bytes
 from rematch.capture.roofline import flops
+from rematch.capture.traced import tensors_of
 from rematch.errors import FormatError, RematchError
 
 _SECONDS_PER_CALL = 0.08  # of measuring; short operators are repeated as often as fits
@@ -84,7 +85,7 @@ def _measure(call: Call, device: torch.device) -> Profile:
             with PeakMemory(device) as used:
                 returned = run(*args, **kwargs)
             results = results_of(returned, tensors)
-            fresh = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors_in(returned)}
+            fresh = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors_of(returned)}
             for tensor in tensors:
                 fresh.pop(tensor.untyped_storage()._cdata, None)
             fresh_bytes = sum(allocated_bytes(size, device) for size in fresh.values())

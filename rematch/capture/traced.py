@@ -16,6 +16,11 @@ from rematch.capture.aten import is_random, updated_statistics
 from rematch.capture.memory import allocated_bytes
 
 
+def is_tangent(node: Node) -> bool:
+    """Whether a node of the joint graph is the gradient that comes in for an output."""
+    return node.op == "placeholder" and "tangents" in str(node.target)
+
+
 class Traced:
     """The joint graph, read once."""
 
@@ -31,12 +36,9 @@ class Traced:
         self.position = {node: index for index, node in enumerate(nodes)}
         self.backward_from = self._start_of_backward()
 
-    def is_tangent(self, node: Node) -> bool:
-        return node.op == "placeholder" and "tangents" in str(node.target)
-
     @property
     def tangents(self) -> list[Node]:
-        return [node for node in self.placeholders if self.is_tangent(node) and node not in self.dropped]
+        return [node for node in self.placeholders if is_tangent(node) and node not in self.dropped]
 
     def _start_of_backward(self) -> int:
         """Tracing runs forward first. It ends with the last call an output, a random number or a statistic needs."""

@@ -28,7 +28,7 @@ from torch.fx import GraphModule
 
 from rematch.capture.aten import IN_PLACE
 from rematch.capture.joint import Input
-from rematch.capture.traced import clean_path
+from rematch.capture.traced import clean_path, is_tangent
 from rematch.errors import CaptureError
 
 _COMPOSITE = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
@@ -153,7 +153,7 @@ def inputs_of_joint(joint: GraphModule, described: Sequence[Input]) -> list[Inpu
     """
     found = []
     for node in joint.graph.nodes:
-        if node.op == "placeholder" and "tangents" not in str(node.target):
+        if node.op == "placeholder" and not is_tangent(node):
             index = getattr(node.meta.get("desc"), "idx", None)
             known = isinstance(index, int) and index < len(described)
             found.append(described[index] if known else Input(node.name, "inputs"))  # type: ignore[index]

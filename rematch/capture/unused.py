@@ -15,6 +15,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from rematch.capture.aten import aten
+from rematch.capture.traced import is_tangent
 
 
 def output_of_tangent(tangent: Node) -> int | None:
@@ -25,7 +26,7 @@ def output_of_tangent(tangent: Node) -> int | None:
 
 def drop_zero_tangents(joint: GraphModule, unused: frozenset[int]) -> frozenset[Node]:
     """Simplify `joint` for tangents of `unused` outputs being zero; returns those that nothing reads any more."""
-    tangents = [node for node in joint.graph.nodes if node.op == "placeholder" and "tangents" in str(node.target)]
+    tangents = [node for node in joint.graph.nodes if is_tangent(node)]
     dropped = set()
     for tangent in tangents:
         if output_of_tangent(tangent) in unused and _drop(joint, tangent, set(tangents)):

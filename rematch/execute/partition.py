@@ -28,6 +28,7 @@ from rematch.capture.aten import (
     without_running_statistics,
 )
 from rematch.capture.joint import Capture
+from rematch.capture.traced import is_tangent
 from rematch.errors import ScheduleError
 from rematch.execute.random import note_state, replay
 from rematch.graph import Phase, Schedule
@@ -101,7 +102,7 @@ class _Partition:
     def modules(self) -> tuple[GraphModule, GraphModule]:
         traced = self.capture.joint.graph
         placeholders = [node for node in traced.nodes if node.op == "placeholder"]
-        tangents = [node for node in placeholders if "tangents" in str(node.target)]
+        tangents = [node for node in placeholders if is_tangent(node)]
         for node in placeholders:
             if node not in tangents:
                 self._placeholder(self.forward, node)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from rematch.capture.joint import Capture
+from rematch.capture.traced import is_tangent
 from rematch.errors import CaptureError
 
 
@@ -27,9 +28,7 @@ class TangentArguments:
     """The tangents among the arguments of a compiled backward: they come last."""
 
     def __init__(self, capture: Capture) -> None:
-        nodes = [
-            node for node in capture.joint.graph.nodes if node.op == "placeholder" and "tangents" in str(node.target)
-        ]
+        nodes = [node for node in capture.joint.graph.nodes if is_tangent(node)]
         self._absent = [node in capture.dropped for node in nodes]
         self._like = [node.meta["val"] for node in nodes]
         self.may_be_absent = any(self._absent)
