@@ -154,14 +154,21 @@ def run(setting: Setting, budget: str, limit: float, rounds: int) -> Row:
 
 
 def run_or_say_why(setting: Setting, budget: str, limit: float, rounds: int) -> Row:
+    """A row at this budget, at the smallest that its refusal names, or why there is none."""
+    row, possible_bytes = _attempt(setting, budget, limit, rounds)
+    if possible_bytes is None:
+        return row
+    return _attempt(setting, f"{int(1.01 * possible_bytes)}B", limit, rounds)[0]
+
+
+def _attempt(setting: Setting, budget: str, limit: float, rounds: int) -> tuple[Row, int | None]:
+    """A row, and a budget that would be feasible where this one is not. Afterwards nothing of it is in memory."""
     try:
-        return run(setting, budget, limit, rounds)
+        return run(setting, budget, limit, rounds), None
     except rematch.BudgetInfeasible as error:
-        if error.feasible_from_bytes is None or budget.endswith("B"):
-            return Row(setting[0].name, budget, failure=str(error).splitlines()[0])
-        return run_or_say_why(setting, f"{int(1.01 * error.feasible_from_bytes)}B", limit, rounds)
+        return Row(setting[0].name, budget, failure=str(error).splitlines()[0]), error.feasible_from_bytes
     except Exception as error:
-        return Row(setting[0].name, budget, failure=f"{type(error).__name__}: {str(error).splitlines()[0]}")
+        return Row(setting[0].name, budget, failure=f"{type(error).__name__}: {str(error).splitlines()[0]}"), None
     finally:
         torch._dynamo.reset()  # lets go of the models whose code it caches
         gc.collect()

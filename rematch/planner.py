@@ -8,6 +8,7 @@ the schedules there are, for another batch size often allows the same schedule, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from rematch.budget import parse_budget
 from rematch.capture.corrections import Corrections
 from rematch.capture.estimate import Estimator, estimating
-from rematch.capture.joint import Capture, Input, LossCost, read_joint, with_outside
+from rematch.capture.joint import Capture, Input, Layout, LossCost, read_joint, with_outside
 from rematch.capture.measure import Measurer, measuring
 from rematch.capture.memory import allocated_bytes
 from rematch.capture.traced import device_of
@@ -95,6 +96,11 @@ class Planner:
             )
             captured = replace(captured, notes=profiler.notes)
         return self.with_outside(captured)
+
+    @property
+    def tangent_layouts(self) -> tuple[Layout, ...]:
+        """Of a given loss, as seen on the sample; another shape has others."""
+        return self.loss.tangents if self.loss is not None else ()
 
     def _profiler(
         self, device: torch.device, on_call: Callable[[str], None]
@@ -174,8 +180,12 @@ class Planner:
         if self.settings.budget == "auto":
             return graph.resident_bytes + available_bytes(device_of(captured.joint), self.settings.device)
         asked = parse_budget(self.settings.budget, self._whole_bytes(graph))
+        return int(asked * self._usable_share(captured))
+
+    def _usable_share(self, captured: Capture) -> float:
+        """Of a budget in bytes, what tensors may take."""
         on_cuda = device_of(captured.joint).type == "cuda" and self.settings.device is None
-        return int(asked * (1 - _ALLOCATOR_SHARE)) if on_cuda else asked
+        return 1 - _ALLOCATOR_SHARE if on_cuda else 1.0
 
     def _whole_bytes(self, graph: Graph) -> int:
         """What a percentage is of: the peak without recomputation of the largest training graph so far.
@@ -192,20 +202,35 @@ class Planner:
 
         s = self.settings
         if surely_needed_bytes(problem.graph) > problem.budget_bytes:  # say at once what no search can find
-            raise _infeasible(problem, _tightest(problem.graph, 0)[1], proved=True)
+            raise self._infeasible(problem, captured, _tightest(problem.graph, 0)[1], proved=True)
         with solving_progress(problem.graph.baseline_seconds, s.progress) as on_progress:
             found = solve(problem, s.solver, time_limit=s.time_limit, on_progress=on_progress, **s.options)
         if found.schedule is None:
-            found = self._last_resort(problem, found)
+            found = self._last_resort(problem, captured, found)
         return Plan.from_solution(problem, found, captured.notes)
 
-    def _last_resort(self, problem: Problem, failed: Solution) -> Solution:
+    def _last_resort(self, problem: Problem, captured: Capture, failed: Solution) -> Solution:
         """Where a solver found nothing, the search for the smallest budget may have; else it has one to name."""
         schedule, peak_bytes = _tightest(problem.graph, problem.budget_bytes)
         if peak_bytes <= problem.budget_bytes:
             return Solution(schedule, Status.FEASIBLE, f"{failed.solver}, then the search for small budgets")
         possible_bytes = min(peak_bytes, failed.feasible_from_bytes or peak_bytes)
-        raise _infeasible(problem, possible_bytes, proved=failed.status is Status.INFEASIBLE)
+        raise self._infeasible(problem, captured, possible_bytes, proved=failed.status is Status.INFEASIBLE)
+
+    def _infeasible(self, problem: Problem, captured: Capture, possible_bytes: int, proved: bool) -> BudgetInfeasible:
+        """The limit, what dominates it, the smallest budget that works and what to try."""
+        from rematch.budget import describe_largest_need
+
+        verdict = "cannot be kept" if proved else "could not be kept in the time there was"
+        works_bytes = math.ceil(possible_bytes / self._usable_share(captured))
+        return BudgetInfeasible(
+            f"a budget of {format_bytes(problem.budget_bytes)} {verdict} by {problem.graph.name}: "
+            f"the smallest that was found to work is {works_bytes} bytes ({format_bytes(works_bytes)}).\n"
+            f"  {describe_largest_need(problem.graph)}\n"
+            f"  Try budget={works_bytes}, a smaller batch, or a shorter sequence or lower resolution"
+            + ("" if proved else ", or a longer time_limit"),
+            feasible_from_bytes=works_bytes,
+        )
 
     def loss_measured(self, captured: Capture, cost: LossCost) -> bool:
         """Take note of what the loss really takes. True if a plan no longer keeps the budget and must be made again."""
@@ -269,18 +294,3 @@ def _tightest(graph: Graph, enough_bytes: int) -> tuple[Schedule, int]:
         known.append(smallest_budget(graph, Deadline(_MINIMUM_SECONDS)).schedule)
     best = _TIGHTEST[graph.fingerprint] = min(known, key=lambda schedule: simulate(graph, schedule).peak_bytes)
     return best, simulate(graph, best).peak_bytes
-
-
-def _infeasible(problem: Problem, possible_bytes: int, proved: bool) -> BudgetInfeasible:
-    """The limit, what dominates it, the smallest budget that works and what to try."""
-    from rematch.budget import describe_largest_need
-
-    verdict = "cannot be kept" if proved else "could not be kept in the time there was"
-    return BudgetInfeasible(
-        f"a budget of {format_bytes(problem.budget_bytes)} {verdict} by {problem.graph.name}: "
-        f"the smallest that was found to work is {possible_bytes} bytes ({format_bytes(possible_bytes)}).\n"
-        f"  {describe_largest_need(problem.graph)}\n"
-        f"  Try budget={possible_bytes}, a smaller batch, or a shorter sequence or lower resolution"
-        + ("" if proved else ", or a longer time_limit"),
-        feasible_from_bytes=possible_bytes,
-    )

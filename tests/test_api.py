@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -204,6 +206,21 @@ def test_bytes_kept_in_reserve_are_not_used(known_plan: Plan) -> None:
     parts = {part.role: part.size_bytes for part in reserved.parts}
     assert parts["already allocated"] == 40 * 2**10
     assert reserved.figures.overhead_pct > known_plan.figures.overhead_pct
+
+
+def test_a_refused_module_is_not_kept_alive() -> None:
+    """Dynamo keeps backends that failed; ours must not hold the user's parameters."""
+
+    def refused() -> weakref.ref[nn.Parameter]:
+        model = Net()
+        with pytest.raises(BudgetInfeasible):
+            rematch.remat(model, batch(), budget=1000)
+        return weakref.ref(next(model.parameters()))
+
+    parameter = refused()
+    torch._dynamo.reset()
+    gc.collect()
+    assert parameter() is None
 
 
 def test_an_infeasible_budget_names_one_that_works(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,14 @@ class Input:
 
 
 @dataclass(frozen=True)
+class Layout:
+    """How a tensor lies in memory; without strides, in no way that can be asked for."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
 class LossCost:
     """What the user's own loss takes outside the module, beyond the outputs it reads and the tangents it yields.
 
@@ -50,6 +58,7 @@ class LossCost:
     retained_bytes: int
     seconds: float = 0.0
     unused: frozenset[int] = frozenset()  # outputs that it does not read, by their place among the module's
+    tangents: tuple[Layout, ...] = ()  # of its differentiable inputs, in turn
 
 
 @dataclass(frozen=True)

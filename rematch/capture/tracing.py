@@ -2,9 +2,10 @@
 
 `with as_eager_runs(): trace()`
 
-Two things make a traced graph differ from eager. Python decompositions stand in for composite operators (dropout, lstm,
-batch norm, upsampling): eager never runs them, so they are put aside. And autocast of the forward would also be active
-while backward is traced, where eager has none.
+Three things make a traced graph differ from eager. Python decompositions stand in for composite operators (dropout,
+lstm, batch norm, upsampling): eager never runs them, so they are put aside. Autocast of the forward would also be
+active while backward is traced, where eager has none. And tangents are taken to lie in memory as the outputs do, where
+the loss lays them out as it likes, which decides what kernels of backward compute and copy.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
+from itertools import cycle
 from typing import Any
 from unittest.mock import patch
 
@@ -22,12 +24,13 @@ import torch._dynamo
 import torch._functorch.config
 import torch.fx.traceback
 from torch._C import DispatchKey
+from torch._functorch._aot_autograd import collect_metadata_analysis
 from torch._ops import OpOverload
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.fx import GraphModule
 
 from rematch.capture.aten import IN_PLACE
-from rematch.capture.joint import Input
+from rematch.capture.joint import Input, Layout
 from rematch.capture.traced import clean_path, is_tangent
 from rematch.errors import CaptureError
 
@@ -77,13 +80,22 @@ def dynamo_settings() -> dict[str, Any]:
 
 
 @contextmanager
-def as_eager_runs() -> Iterator[None]:
-    """While AOTAutograd traces inside, operators break down as they do in eager and no further."""
-    settings = {"donated_buffer": False, "backward_pass_autocast": "off"}
+def as_eager_runs(tangents: Sequence[Layout] = ()) -> Iterator[None]:
+    """While AOTAutograd traces inside, operators break down as they do in eager and no further.
+
+    `tangents` are the layouts, where they are known, of the gradients of the differentiable outputs.
+    """
+    settings = {
+        "donated_buffer": False,
+        "backward_pass_autocast": "off",
+        "guess_tangent_strides_as_outputs": bool(tangents),  # as the tensors that stand for them are, to be exact
+    }
     known = {name: value for name, value in settings.items() if hasattr(torch._functorch.config, name)}
     with ExitStack() as stack:
         stack.enter_context(torch._functorch.config.patch(known))
         stack.enter_context(_in_place_marked())
+        if tangents:
+            stack.enter_context(_laid_out(tangents))
         for op, keys in _python_decompositions():
             stack.callback(_restore, op, {key: op.py_kernels.pop(key) for key in keys})
             _forget_dispatch(op)
@@ -102,6 +114,26 @@ def _in_place_marked() -> Iterator[None]:
         return plain(mode, func, types, args, kwargs)
 
     with patch.object(FunctionalTensorMode, "__torch_dispatch__", dispatch):
+        yield
+
+
+@contextmanager
+def _laid_out(tangents: Sequence[Layout]) -> Iterator[None]:
+    """Trace tangents with these strides. AOTAutograd asks for them in the order of the outputs, perhaps repeatedly."""
+    name = "coerce_tangent_and_suggest_memory_format"
+    plain = getattr(collect_metadata_analysis, name)
+    turns = cycle(tangents)
+    waiting = next(turns)
+
+    def coerce(output: Any) -> Any:
+        nonlocal waiting
+        coerced, *rest = plain(output)
+        if isinstance(coerced, torch.Tensor) and waiting.shape == tuple(coerced.shape):
+            stride, waiting = waiting.stride, next(turns)
+            coerced = coerced if stride is None else coerced.new_empty_strided(coerced.shape, stride)
+        return coerced, *rest
+
+    with patch.object(collect_metadata_analysis, name, coerce):
         yield
 
 
@@ -166,6 +198,13 @@ def explain_failure(error: Exception) -> CaptureError:
         return CaptureError(
             f"forward fails with these arguments{_user_line(error)}: {raised[1]}\n"
             "Give the arguments that the module is called with; the plain module should fail with these in the same way"
+        )
+    if "set the storage of a tensor on device" in str(error):
+        return CaptureError(
+            "cuDNN's recurrent layers (nn.LSTM, nn.GRU, nn.RNN on a CUDA device) cannot be captured: they pack their "
+            "weights and draw dropout in ways of their own\n"
+            "Ways around it: set torch.backends.cudnn.enabled = False around planning and training, which runs them "
+            "with other kernels of PyTorch; or apply rematch to the submodules before and after them"
         )
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     hint = next((m[1].strip() for m in re.finditer(r"Hint: (.*)", str(error))), "")

@@ -13,9 +13,11 @@ import inspect
 import time
 import types
 import warnings
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -26,7 +28,7 @@ from torch._dynamo.exc import BackendCompilerFailed, TorchRuntimeError, Unsuppor
 from torch.fx import GraphModule, Node
 
 from rematch.capture.corrections import Corrections, TraceAgain
-from rematch.capture.joint import Capture, Input, LossCost
+from rematch.capture.joint import Capture, Input, Layout, LossCost
 from rematch.capture.memory import PeakMemory, allocated_bytes
 from rematch.capture.traced import device_of
 from rematch.capture.tracing import as_eager_runs, describe_inputs, dynamo_settings, explain_failure, inputs_of_joint
@@ -43,6 +45,9 @@ class Planner(Protocol):
     """Turns a traced graph into a capture with costs, and a capture into a schedule."""
 
     corrections: Corrections
+
+    @property
+    def tangent_layouts(self) -> tuple[Layout, ...]: ...
 
     def capture(self, joint: GraphModule, *, forward_outputs: int, inputs: list[Input]) -> Capture: ...
 
@@ -137,6 +142,7 @@ class Runner:
         leaves = {place: leaf for place, leaf in enumerate(made) if isinstance(leaf, torch.Tensor)}
         device = next((leaf.device for leaf in leaves.values()), torch.device("cpu"))
         with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad():
+            layouts = _watch_tangents(leaves.values())
             _loss_step(loss, outputs)  # once to warm up, so that no cache counts as memory of the loss
             for leaf in leaves.values():
                 leaf.grad = None
@@ -149,7 +155,8 @@ class Runner:
             del value
         tangent_bytes = sum(leaf.nbytes for leaf in leaves.values() if leaf.grad is not None)
         unused = frozenset(place for place, leaf in leaves.items() if leaf.requires_grad and leaf.grad is None)
-        return replace(loss_cost(used.peak_bytes, end_bytes, tangent_bytes, seconds), unused=unused)
+        cost = loss_cost(used.peak_bytes, end_bytes, tangent_bytes, seconds)
+        return replace(cost, unused=unused, tangents=tuple(layouts))
 
     def forget(self) -> None:
         """Compile again at the next call, because the plan has changed."""
@@ -157,7 +164,15 @@ class Runner:
 
     def _compile(self) -> Callable[..., Any]:
         """A compiled function of its own code, so that no other module shares its cache or its limit of shapes."""
-        context: Any = torch._dynamo.optimize(self._backend, nopython=True, dynamic=False)
+        ours = weakref.WeakMethod(self._backend)
+
+        def backend(module: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+            """Dynamo never lets go of a backend that failed, so it must not hold the module."""
+            method = ours()
+            assert method is not None, "called by the module, which holds the runner"
+            return method(module, example_inputs)
+
+        context: Any = torch._dynamo.optimize(backend, nopython=True, dynamic=False)
         context.callback = _WithOurSettings(context.callback)
         function: Callable[..., Any] = context(_entry(self.plain))
         return function
@@ -217,6 +232,7 @@ class _CompiledGraph:
 
     def compile(self, module: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         give_up_measuring()
+        planner = self.runner.planner
         while True:
             backend = aot_autograd(
                 fw_compiler=self.compile_forward,
@@ -226,7 +242,7 @@ class _CompiledGraph:
                 keep_inference_input_mutations=False,
             )
             try:
-                with as_eager_runs(), self.runner.planner.corrections.applied():
+                with as_eager_runs(planner.tangent_layouts), planner.corrections.applied():
                     return backend(module, example_inputs)
             except TraceAgain:
                 continue
@@ -277,6 +293,21 @@ class _CompiledGraph:
             cost = loss_cost(*measured, self.capture.differentiable_output_bytes)
             if self.runner.planner.loss_measured(self.capture, cost):
                 self.runner.forget()
+
+
+def _watch_tangents(outputs: Iterable[torch.Tensor]) -> list[Layout]:
+    """Layouts of the gradients of differentiable `outputs`, known once backward has reached them."""
+    differentiable = [output for output in outputs if output.requires_grad]
+    layouts = [Layout(tuple(output.shape), None) for output in differentiable]
+
+    def note(tangent: torch.Tensor, place: int) -> None:
+        # One that is expanded shows one number in many places, and could hold no other loss's gradient.
+        if torch._debug_has_internal_overlap(tangent) == 0:
+            layouts[place] = Layout(tuple(tangent.shape), tangent.stride())
+
+    for place, output in enumerate(differentiable):
+        output.register_hook(partial(note, place=place))
+    return layouts
 
 
 def _zeros_like(example: Any) -> Any:

@@ -14,6 +14,7 @@ _CUDA = [
 ]
 # Without it cuBLAS is not deterministic; the smaller of its workspaces, so that it does not dwarf the models.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+os.environ.setdefault("CUBLASLT_WORKSPACE_SIZE", "128")  # KiB: what the line above asks for, or it warns
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=_CUDA)], scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -24,6 +25,8 @@ from tests.training import Outcome, assert_same_steps, deterministic, step_of, t
 _TIME_LIMIT = 1.0
 _MINIMUM_SECONDS = 2.0
 _OFF_BY = 0.02  # the measured peak may differ so much from the predicted one
+# cuDNN's recurrent kernels cannot be traced, and draw dropout from a state that no seed sets back.
+_WITHOUT_CUDNN = {"lstm", "gru"}
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,9 @@ def _subject(name: str, device: torch.device) -> Subject:
 
 
 @pytest.fixture(params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in TINY])
-def subject(request: pytest.FixtureRequest, device: torch.device) -> Subject:
+def subject(request: pytest.FixtureRequest, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Subject:
+    if device.type == "cuda" and request.param in _WITHOUT_CUDNN:
+        monkeypatch.setattr(torch.backends.cudnn, "enabled", False)
     return _subject(request.param, device)
 
 
@@ -88,15 +93,26 @@ def _check_training(subject: Subject, model: nn.Module, graph: Graph, budget_byt
 
 @pytest.mark.parametrize("budget", ["90%", "70%", "50%"])
 def test_trains_alike_in_a_share_of_its_peak(subject: Subject, budget: str) -> None:
+    model, graph = subject.wrapped(budget=_feasible(subject, budget), time_limit=_TIME_LIMIT)
+    plan = rematch.plans_of(model)[-1]
+    # On a card one kernel's workspace can be most of the peak, so that the smallest budget is nearly the plain peak.
+    plain_fits = simulate(graph, baseline(graph)).peak_bytes <= plan.figures.budget_bytes
+    assert plan.recomputed or plain_fits, "the budget is below the plain peak, so something must be computed again"
+    _check_training(subject, model, graph, plan.figures.budget_bytes)
+
+
+def _feasible(subject: Subject, budget: str) -> str | int:
+    """The budget, or the smallest that its refusal names. Nothing of the refused attempt is in memory afterwards."""
     try:
-        model, graph = subject.wrapped(budget=budget, time_limit=_TIME_LIMIT)
+        subject.wrapped(budget=budget, time_limit=_TIME_LIMIT)
     except rematch.BudgetInfeasible as error:
         assert error.feasible_from_bytes is not None
         # A little more, for how close to the minimum a search comes in its time depends on the machine.
-        model, graph = subject.wrapped(budget=int(1.02 * error.feasible_from_bytes), time_limit=_TIME_LIMIT)
-    plan = rematch.plans_of(model)[-1]
-    assert plan.recomputed, "the budget is below the plain peak, so something must be computed again"
-    _check_training(subject, model, graph, plan.figures.budget_bytes)
+        return int(1.02 * error.feasible_from_bytes)
+    finally:
+        torch._dynamo.reset()
+        gc.collect()
+    return budget
 
 
 def test_trains_alike_at_the_smallest_budget(subject: Subject) -> None:

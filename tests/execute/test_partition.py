@@ -178,9 +178,6 @@ def test_what_is_computed_again_is_not_saved(halves: list[tuple[GraphModule, Gra
     assert not recomputed - kept
 
 
-@pytest.mark.xfail(
-    strict=True, reason="backward is traced for tangents laid out as the outputs, and they are copied so"
-)
 def test_tangents_laid_out_otherwise_than_outputs() -> None:
     """Eager adds a gradient up in the order that it lies in memory, which the loss chooses."""
     assert_repeats_alike(Computed(lambda y: y.t().sin()))
