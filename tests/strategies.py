@@ -66,6 +66,18 @@ def renumbered(graph: Graph, numbers: list[int]) -> Graph:
     return replace(graph, ops=ops, order=tuple(numbers[op] for op in graph.order))
 
 
+def side_by_side(graph: Graph, copies: int) -> Graph:
+    """Disjoint copies, each a module; operators in the default order."""
+    count = len(graph.values)
+    ops: list[Op] = []
+    for i in range(copies):
+        for op in (graph.ops[index] for index in graph.order):
+            moved = {role: tuple(v + i * count for v in getattr(op, role)) for role in ("inputs", "outputs", "mutates")}
+            ops.append(replace(op, name=f"copy.{i}.{op.name}", module_path=f"copy.{i}", class_key=op.name, **moved))
+    targets = frozenset(target + i * count for target in graph.targets for i in range(copies))
+    return Graph(tuple(ops), graph.values * copies, targets=targets)
+
+
 @st.composite
 def sequences(draw: st.DrawFn, graph: Graph, max_extra: int = 8) -> list[int]:
     """Operators in an order that `Schedule.from_ops` makes valid: any order, any recomputation the graph allows."""

@@ -9,20 +9,20 @@ table finds them in time linear in what is written. HiRemate asks this of the pa
 user wrote, and report the largest that repeat. Every operator is written once for each module around it.
 
 Beyond the paper, the text says which values are resident, targets or held, and which are used outside the block, so
-that a schedule of one block, renamed, is one of another.
+that a schedule of one block, renamed, is one of another. `rematch.solvers.hierarchy.canonical` asks it of cut parts, in
+the same words.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
+from rematch.graph.model import Graph, Op, Phase
 
-from rematch.graph.model import Graph, Op
-
-_Form = tuple[tuple[int, ...], ...]
+Form = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class BlockClass:
 def repeated_blocks(graph: Graph) -> tuple[BlockClass, ...]:
     """Classes of at least two modules that are alike and in no larger such module, in the order they first run."""
     blocks = _blocks(graph)
-    writer = _Writer(graph)
-    by_form: dict[_Form, list[str]] = {}
+    writer = BlockWriter(graph)
+    by_form: dict[Form, list[str]] = {}
     for path, ops in blocks.items():
         by_form.setdefault(writer.form(ops), []).append(path)
     found: list[BlockClass] = []
@@ -75,33 +75,68 @@ def _prefixes(path: str) -> Iterable[str]:
         yield path
 
 
-class _Writer:
-    """Writes blocks down in numbers that mean the same in every block."""
+class BlockWriter:
+    """Writes blocks down in numbers that mean the same in every block of one graph.
 
-    def __init__(self, graph: Graph) -> None:
+    `writer.form(ops) == writer.form(others)` says that `ops`, renamed, are `others`. With `by_phase`, forms also tell
+    whether what crosses a block's border is made and used before or after the loss, which decides how long a schedule
+    of the block keeps it.
+    """
+
+    def __init__(self, graph: Graph, *, by_phase: bool = False) -> None:
         self._graph = graph
+        self._once = [op for op in graph.order if graph.arrays.once[op]]
+        self._after_loss = [by_phase and op.phase is Phase.BACKWARD for op in graph.ops]
         self._class_numbers: dict[tuple[object, ...], int] = {}
         self._op_classes = [self._number("operator", *_op_class(op)) for op in graph.ops]
-        self._value_classes = [
-            self._number("value", value.size_bytes, value.resident, index in graph.targets, index in graph.held)
-            for index, value in enumerate(graph.values)
-        ]
-        self._reader_counts = np.diff(graph.arrays.users_ptr).tolist()
+        self._value_classes = [self._number("value", *self._value_class(value)) for value in range(len(graph.values))]
+        self._readers = Counter(
+            (value, self._after_loss[index]) for index, op in enumerate(graph.ops) for value in set(op.inputs)
+        )
 
-    def form(self, ops: Sequence[int]) -> _Form:
-        """Per operator its class; per value it touches, a number in this block, a class, and whether it leaves."""
+    def form(self, ops: Sequence[int]) -> Form:
+        """Per operator its class and until when it may run; per value it touches, a number in this block, a class, and
+        whether it is made here and used outside, before and after the loss.
+        """
+        places = {index: place for place, index in enumerate(ops)}
         members = [self._graph.ops[index] for index in ops]
         made = {value for op in members for value in op.outputs}
-        readers_inside = Counter(value for op in members for value in set(op.inputs))
+        inside = Counter(
+            (value, self._after_loss[index]) for index in ops for value in set(self._graph.ops[index].inputs)
+        )
         numbers: dict[int, int] = {}
         form: list[tuple[int, ...]] = []
         for index, op in zip(ops, members, strict=True):
-            words = [self._op_classes[index]]
+            words = [self._op_classes[index], self._closed_by(index, places)]
             for value in (*op.inputs, *op.outputs, *op.mutates):
-                leaves = value in made and self._reader_counts[value] > readers_inside[value]
-                words += (numbers.setdefault(value, len(numbers)), self._value_classes[value], leaves)
+                words += (numbers.setdefault(value, len(numbers)), self._value_classes[value])
+                words += (value in made and self._readers[value, late] > inside[value, late] for late in (False, True))
             form.append(tuple(words))
         return tuple(form)
+
+    def key(self, form: Form) -> str:
+        """A hash of the form with its classes spelt out, the same in every graph and process."""
+        classes = list(self._class_numbers)
+        digest = hashlib.sha256()
+        for op_class, closed_by, *touched in form:
+            numbers, value_classes, leaving = touched[::4], touched[1::4], (touched[2::4], touched[3::4])
+            digest.update(repr((classes[op_class], closed_by, numbers, leaving)).encode())
+            digest.update(repr([classes[value_class] for value_class in value_classes]).encode())
+        return digest.hexdigest()
+
+    def _value_class(self, value: int) -> tuple[object, ...]:
+        described, maker = self._graph.values[value], int(self._graph.arrays.producer[value])
+        roles = (described.resident, value in self._graph.targets, value in self._graph.held)
+        return (int(described.size_bytes), *roles, maker >= 0 and self._after_loss[maker])
+
+    def _closed_by(self, index: int, places: dict[int, int]) -> int:
+        """The operator that ends the window of this one: its place in the block, or a negative number for outside."""
+        a = self._graph.arrays
+        until = int(a.once_until[index])
+        if a.once[index] or until == len(self._once):
+            return -1
+        closing = self._once[until]
+        return places.get(closing, -3 if self._after_loss[closing] else -2)
 
     def _number(self, *described: object) -> int:
         return self._class_numbers.setdefault(described, len(self._class_numbers))

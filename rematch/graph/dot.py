@@ -27,8 +27,8 @@ def to_dot(graph: Graph, schedule: Schedule | None = None) -> str:
     ops = graph.order if schedule is None else schedule.ops
     counts = np.bincount(np.asarray(ops, dtype=np.int64), minlength=len(graph.ops))
     lines = [
-        f"digraph {_quoted(graph.name or 'graph')} {{",
-        f"  label={_quoted(_caption(graph, counts))}; labelloc=t; fontname=Helvetica; newrank=true;",
+        f"digraph {quoted(graph.name or 'graph')} {{",
+        f"  label={quoted(_caption(graph, counts))}; labelloc=t; fontname=Helvetica; newrank=true;",
         "  node [shape=box, style=filled, fontname=Helvetica, fontsize=11, margin=0.08, height=0.3];",
         '  edge [fontname=Helvetica, fontsize=9, color="#8a8a8a", fontcolor="#5a5a5a", arrowsize=0.6];',
         *_cluster(graph, counts, Phase.FORWARD),
@@ -62,13 +62,13 @@ def _cluster(graph: Graph, counts: Longs, phase: Phase) -> Iterator[str]:
 def _node(graph: Graph, counts: Longs, index: int) -> str:
     op, count = graph.ops[index], int(counts[index])
     attributes = {
-        "label": _quoted(f"{op.name}\n\N{MULTIPLICATION SIGN} {count}" if count > 1 else op.name),
-        "fillcolor": _quoted(_FILL[op.phase]),
+        "label": quoted(f"{op.name}\n\N{MULTIPLICATION SIGN} {count}" if count > 1 else op.name),
+        "fillcolor": quoted(_FILL[op.phase]),
     }
     if count > 1:
-        attributes |= {"color": _quoted(_RECOMPUTED_BORDER), "penwidth": "2.5"}
+        attributes |= {"color": quoted(_RECOMPUTED_BORDER), "penwidth": "2.5"}
     if graph.arrays.once[index]:
-        attributes["style"] = _quoted("filled,dashed")
+        attributes["style"] = quoted("filled,dashed")
     if graph.targets.intersection(op.outputs):
         attributes["peripheries"] = "2"
     return f"o{index} [{', '.join(f'{key}={text}' for key, text in attributes.items())}];"
@@ -86,11 +86,12 @@ def _edge(graph: Graph, producer: int, reader: int, label: str) -> str:
     """An edge that points down in the forward pass, up in the backward pass, and ranks nothing between the two."""
     backward = [graph.ops[op].phase is not Phase.FORWARD for op in (producer, reader)]
     if all(backward):
-        return f"o{reader} -> o{producer} [dir=back, label={_quoted(label)}];"
+        return f"o{reader} -> o{producer} [dir=back, label={quoted(label)}];"
     joins_passes = graph.ops[reader].phase is Phase.BACKWARD
-    return f"o{producer} -> o{reader} [label={_quoted(label)}{', constraint=false' if joins_passes else ''}];"
+    return f"o{producer} -> o{reader} [label={quoted(label)}{', constraint=false' if joins_passes else ''}];"
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
+    """A DOT string of any text."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'

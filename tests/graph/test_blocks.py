@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 
 from rematch.graph import Graph, Op, Phase, Value
 from rematch.graph.blocks import repeated_blocks
-from tests.strategies import graphs, renumbered
+from tests.strategies import graphs, renumbered, side_by_side
 
 
 def stack(layers: int, nested: bool = True) -> Graph:
@@ -144,15 +144,3 @@ def test_copies_of_any_graph_are_one_class(graph: Graph, copies: int, data: st.D
     assert block.paths == tuple(f"copy.{i}" for i in range(copies))
     for i, ops in enumerate(block.ops):
         assert [many.ops[index].name for index in ops] == [f"copy.{i}.{graph.ops[index].name}" for index in graph.order]
-
-
-def side_by_side(graph: Graph, copies: int) -> Graph:
-    """Disjoint copies, each a module; operators in the default order."""
-    count = len(graph.values)
-    ops: list[Op] = []
-    for i in range(copies):
-        for op in (graph.ops[index] for index in graph.order):
-            moved = {role: tuple(v + i * count for v in getattr(op, role)) for role in ("inputs", "outputs", "mutates")}
-            ops.append(replace(op, name=f"copy.{i}.{op.name}", module_path=f"copy.{i}", class_key=op.name, **moved))
-    targets = frozenset(target + i * count for target in graph.targets for i in range(copies))
-    return Graph(tuple(ops), graph.values * copies, targets=targets)
