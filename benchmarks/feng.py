@@ -1,0 +1,379 @@
+"""Feng & Huang's Table 1: time to find checkpoints on networks of the same sizes, the memory they save, and pictures.
+
+    python benchmarks/feng.py [--only REGEX] [--results DIR]
+
+The networks are built vertex by vertex as the paper counts them, activations done in place: AlexNet, VGG, ResNet,
+DenseNet and Inception v3 have exactly the published numbers of vertices; NASNet, AmoebaNet and DARTS are networks of
+random cells, each of which reads the two cells before it, filled up to the published numbers. Sizes are those of 32-bit
+activations for one image of 224 x 224 (299 x 299 for Inception).
+
+Times are of building the division tree and solving for every max term, compiled code being warm. Objective (1) is that
+of the paper: the sum of all checkpoints and the largest segment between them. Chen's sqrt(n) and greedy choose among
+the articulation points; of greedy's sets the best by objective (1) is taken. Peaks are the oracle's for a training step
+in which the segments of each set are computed again one by one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+
+import rematch
+from rematch.errors import GraphError
+from rematch.files import write_text
+from rematch.graph import Graph, Op, Value, baseline, simulate
+from rematch.graph.generators import training_graph
+from rematch.report.checkpoints import draw_checkpoints
+from rematch.solvers.articulation import articulation_points
+from rematch.solvers.checkpointing import every_sqrt, greedy_segments
+from rematch.solvers.feng.checkpoints import best_checkpoints
+from rematch.solvers.feng.division_tree import divide
+from rematch.solvers.feng.forward import Reading
+from rematch.solvers.feng.reforward import Reforward
+from rematch.solvers.feng.segments import Dag, loss_bytes
+
+REPEATS = 5
+DRAWN = ("AlexNet", "VGG11", "VGG13", "VGG16", "VGG19", "ResNet18", "Inception v3")
+ELEMENT_BYTES = 4
+
+
+@dataclass
+class Network:
+    """A forward pass, written vertex by vertex; each has a name, a number of elements, and vertices that it reads."""
+
+    name: str
+    sizes: list[int] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    reads: list[tuple[int, ...]] = field(default_factory=list)
+
+    def add(self, name: str, channels: int, side: int, *reads: int) -> int:
+        self.names.append(name)
+        self.sizes.append(channels * side * side * ELEMENT_BYTES)
+        self.reads.append(reads)
+        return len(self.names) - 1
+
+    def line(self, parts: Sequence[str], channels: int, side: int, x: int) -> int:
+        """Vertices of the same size one after the other."""
+        for part in parts:
+            x = self.add(part, channels, side, x)
+        return x
+
+    def dag(self) -> Dag:
+        return Dag.of(self.sizes, [(read, vertex) for vertex, row in enumerate(self.reads) for read in row])
+
+    def graph(self) -> Graph:
+        """The training step: vertex v is operator v, and each takes the same time."""
+        ops = tuple(
+            Op(name, 1e-3, reads, (vertex,))
+            for vertex, (name, reads) in enumerate(zip(self.names, self.reads, strict=True))
+        )
+        values = tuple(Value(name, size) for name, size in zip(self.names, self.sizes, strict=True))
+        return training_graph(Graph(ops, values, name=self.name))
+
+
+def alexnet() -> Network:
+    net = Network("AlexNet")
+    x = net.add("input", 3, 224)
+    for name, channels, side in (
+        ("conv1", 64, 55), ("pool1", 64, 27), ("conv2", 192, 27), ("pool2", 192, 13), ("conv3", 384, 13),
+        ("conv4", 256, 13), ("conv5", 256, 13), ("pool5", 256, 6), ("fc6", 4096, 1), ("fc7", 4096, 1), ("fc8", 1000, 1),
+    ):  # fmt: skip
+        x = net.add(name, channels, side, x)
+    return net
+
+
+def vgg(depth: int) -> Network:
+    per_stage = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}[depth]
+    net = Network(f"VGG{depth}")
+    x, side = net.add("input", 3, 224), 224
+    for stage, (layers, channels) in enumerate(zip(per_stage, (64, 128, 256, 512, 512), strict=True), start=1):
+        x = net.line([f"conv{stage}.{layer}" for layer in range(1, layers + 1)], channels, side, x)
+        side //= 2
+        x = net.add(f"pool{stage}", channels, side, x)
+    for name, width in (("fc1", 4096), ("fc2", 4096), ("fc3", 1000)):
+        x = net.add(name, width, 1, x)
+    return net
+
+
+def resnet(depth: int) -> Network:
+    blocks = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}[depth]
+    bottleneck = depth >= 50
+    net = Network(f"ResNet{depth}")
+    x = net.line(("conv", "norm"), 64, 112, net.add("input", 3, 224))
+    x = net.add("pool", 64, 56, x)
+    for stage, count in enumerate(blocks):
+        width, side = 64 << stage, 56 >> stage
+        out = 4 * width if bottleneck else width
+        for block in range(count):
+            y = net.line(("conv", "norm"), width, side << (bottleneck and stage > 0 and block == 0), x)
+            if bottleneck:
+                y = net.line(("conv", "norm"), width, side, y)
+            y = net.line(("conv", "norm"), out, side, y)
+            changes = block == 0 and (bottleneck or stage > 0)
+            shortcut = net.line(("conv", "norm"), out, side, x) if changes else x
+            x = net.add("add", out, side, y, shortcut)
+    net.add("fc", 1000, 1, x)
+    return net
+
+
+def densenet(depth: int) -> Network:
+    growth, start, blocks = {
+        121: (32, 64, (6, 12, 24, 16)),
+        161: (48, 96, (6, 12, 36, 24)),
+        169: (32, 64, (6, 12, 32, 32)),
+        201: (32, 64, (6, 12, 48, 32)),
+    }[depth]
+    net = Network(f"DenseNet{depth}")
+    x = net.line(("conv", "norm"), start, 112, net.add("input", 3, 224))
+    x, channels, side = net.add("pool", start, 56, x), start, 56
+    for stage, layers in enumerate(blocks):
+        if stage:
+            x = net.add("norm", channels, side, x)
+            channels //= 2
+            x = net.add("conv", channels, side, x)
+            side //= 2
+            x = net.add("pool", channels, side, x)
+        for _ in range(layers):
+            y = net.add("norm", channels, side, x)
+            y = net.line(("conv", "norm"), 4 * growth, side, y)
+            y = net.add("conv", growth, side, y)
+            channels += growth
+            x = net.add("cat", channels, side, x, y)
+    x = net.add("norm", channels, side, x)
+    net.add("fc", 1000, 1, net.add("pool", channels, 1, x))
+    return net
+
+
+class Inception(Network):
+    """Inception v3: blocks of branches, each branch a sequence of channels at a side; 0 stands for a pooling."""
+
+    def branch(self, channels: Sequence[int], side: int, x: int, pooled: int) -> int:
+        for width in channels:
+            x = self.line(("conv", "norm"), width, side, x) if width else self.add("pool", pooled, side, x)
+        return x
+
+    def block(self, branches: Sequence[Sequence[int]], side: int, x: int, channels: int) -> tuple[int, int]:
+        """The vertex and the channels of what the branches are concatenated to."""
+        ends = [self.branch(branch, side, x, channels) for branch in branches]
+        out = sum(branch[-1] or channels for branch in branches)
+        return self.add("cat", out, side, *ends), out
+
+    def wide_block(self, pool_width: int, x: int, channels: int) -> tuple[int, int]:
+        """The last blocks, in which two branches fork once more."""
+        ends = [self.branch((320,), 8, x, channels)]
+        for stem in ((384,), (448, 384)):
+            fork = self.branch(stem, 8, x, channels)
+            ends.append(self.add("cat", 768, 8, *(self.branch((384,), 8, fork, 0) for _ in range(2))))
+        ends.append(self.branch((0, pool_width), 8, x, channels))
+        return self.add("cat", 2048, 8, *ends), 2048
+
+
+def inception() -> Network:
+    net = Inception("Inception v3")
+    x = net.add("input", 3, 299)
+    for width, side in ((32, 149), (32, 147), (64, 147)):
+        x = net.line(("conv", "norm"), width, side, x)
+    x = net.line(("conv", "norm"), 80, 73, net.add("pool", 64, 73, x))
+    x = net.line(("conv", "norm"), 192, 71, x)
+    x, channels = net.add("pool", 192, 35, x), 192
+    for pool in (32, 64, 64):
+        x, channels = net.block(((64,), (48, 64), (64, 96, 96), (0, pool)), 35, x, channels)
+    x, channels = net.block(((384,), (64, 96, 96), (0,)), 17, x, channels)
+    for width in (128, 160, 160, 192):
+        branches = ((192,), (width, width, 192), (width, width, width, width, 192), (0, 192))
+        x, channels = net.block(branches, 17, x, channels)
+    x, channels = net.block(((192, 320), (192, 192, 192, 192), (0,)), 8, x, channels)
+    for _ in range(2):
+        x, channels = net.wide_block(192, x, channels)
+    net.add("fc", 1000, 1, net.add("pool", channels, 1, x))
+    return net
+
+
+def cells(name: str, vertices: int, blocks: int, seed: int) -> Network:
+    """A network of random cells. A cell reads the two cells before it; its blocks each add two ways through it."""
+    rng = random.Random(seed)
+    net = Network(name)
+    channels, side = 32, 56
+    first = net.line(("conv", "norm"), channels, 112, net.add("input", 3, 224))
+    before, last = first, net.line(("conv", "norm"), channels, side, first)
+    largest_cell = 4 + blocks * 13 + 1
+    while vertices - len(net.names) > largest_cell + 1:
+        before, last = last, cell(net, rng, blocks, channels, side, (before, last))
+        channels, side = (2 * channels, side // 2) if rng.random() < 0.15 and side > 7 else (channels, side)
+    x = net.add("cat", channels * blocks, side, before, last)
+    net.line([*["step"] * (vertices - len(net.names) - 1), "fc"], channels, side, x)
+    return net
+
+
+def cell(net: Network, rng: random.Random, blocks: int, channels: int, side: int, reads: tuple[int, int]) -> int:
+    """What no block reads is concatenated in the end."""
+    states = [net.line(("conv", "norm"), channels, side, read) for read in reads]
+    unread = set(states)
+    for _ in range(blocks):
+        ways = []
+        for state in rng.sample(states, 2):
+            unread.discard(state)
+            steps = rng.choice((0, 1, 6))  # the identity, a pooling, a separable convolution
+            ways.append(net.line(["step"] * steps, channels, side, state))
+        states.append(net.add("add", channels, side, *ways))
+        unread.add(states[-1])
+    return net.add("cat", channels * len(unread), side, *sorted(unread))
+
+
+# Vertices and preprocess seconds of the supplement's Table 1.
+NETWORKS: dict[str, tuple[Callable[[], Network], int, float]] = {
+    "AlexNet": (alexnet, 12, 0.097),
+    **{
+        f"VGG{depth}": (lambda depth=depth: vgg(depth), vertices, seconds)
+        for depth, vertices, seconds in ((11, 17, 0.198), (13, 19, 0.274), (16, 22, 0.416), (19, 25, 0.531))
+    },
+    **{
+        f"ResNet{depth}": (lambda depth=depth: resnet(depth), vertices, seconds)
+        for depth, vertices, seconds in (
+            (18, 51, 0.200), (34, 91, 0.502), (50, 125, 0.910), (101, 244, 2.690), (152, 363, 6.576),
+        )
+    },
+    **{
+        f"DenseNet{depth}": (lambda depth=depth: densenet(depth), vertices, seconds)
+        for depth, vertices, seconds in (
+            (121, 306, 35.024), (161, 406, 79.754), (169, 426, 87.111), (201, 506, 160.808),
+        )
+    },
+    "Inception v3": (inception, 219, 4.344),
+    "NASNet-like": (lambda: cells("NASNet-like", 1149, 5, seed=1), 1149, 39.098),
+    "AmoebaNet-like": (lambda: cells("AmoebaNet-like", 1015, 5, seed=2), 1015, 30.250),
+    "DARTS-like": (lambda: cells("DARTS-like", 1073, 4, seed=3), 1073, 28.483),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    vertices: int
+    edges: int
+    kinds: dict[str, int]  # nodes of the division tree
+    published_seconds: float
+    seconds: float  # the median of several runs
+    checkpoints: int
+    forward_bytes: int
+    loss_bytes: int  # objective (1)
+    sqrt_loss_bytes: int
+    greedy_loss_bytes: int
+    baseline_peak_bytes: int
+    peak_bytes: int
+    sqrt_peak_bytes: int
+    greedy_peak_bytes: int
+
+
+def measure(name: str) -> tuple[Row, Graph, dict[str, list[int]]]:
+    build, vertices, published = NETWORKS[name]
+    network = build()
+    dag, graph = network.dag(), network.graph()
+    if len(dag) != vertices:
+        raise GraphError(f"{name} has {len(dag)} vertices, and {vertices} in the paper")
+    best_checkpoints(divide(dag))  # compiles what is compiled
+    took = []
+    for _ in range(REPEATS):
+        started = time.perf_counter()
+        tree = divide(dag)
+        best = best_checkpoints(tree)
+        took.append(time.perf_counter() - started)
+    points = articulation_points(graph)
+    sqrt = with_ends(dag, every_sqrt(points))
+    greedy = min(
+        (with_ends(dag, chosen) for chosen in greedy_segments(graph, points)), key=lambda s: loss_bytes(dag, s)
+    )
+    row = Row(
+        name=name,
+        vertices=len(dag),
+        edges=sum(map(len, dag.readers)),
+        kinds=dict(Counter(node.kind.value for node in tree.nodes)),
+        published_seconds=published,
+        seconds=sorted(took)[REPEATS // 2],
+        checkpoints=len(best.vertices),
+        forward_bytes=int(dag.size_bytes.sum()),
+        loss_bytes=best.loss_bytes,
+        sqrt_loss_bytes=loss_bytes(dag, sqrt),
+        greedy_loss_bytes=loss_bytes(dag, greedy),
+        baseline_peak_bytes=simulate(graph, baseline(graph)).peak_bytes,
+        peak_bytes=peak_bytes(dag, graph, best.vertices),
+        sqrt_peak_bytes=peak_bytes(dag, graph, sqrt),
+        greedy_peak_bytes=peak_bytes(dag, graph, greedy),
+    )
+    return row, graph, {"Feng & Huang": list(best.vertices), "Chen's greedy": greedy, "Chen's sqrt(n)": sqrt}
+
+
+def with_ends(dag: Dag, chosen: Collection[int]) -> list[int]:
+    return sorted({0, len(dag) - 1, *chosen})
+
+
+def peak_bytes(dag: Dag, graph: Graph, checkpoints: Collection[int]) -> int:
+    reading = Reading(dag, tuple((vertex,) for vertex in range(len(dag))))
+    schedule = Reforward(graph).schedule(reading.segment_of_ops(graph, checkpoints))
+    return simulate(graph, schedule).checked().peak_bytes
+
+
+HEADER = (
+    f"{'':16} {'':>6} {'':>6} {'preprocessing, s':>26} {'':>6} {'objective (1), MB':>32} {'peak of a step, MB':>32}\n"
+    f"{'network':16} {'n':>6} {'m':>6} {'published':>10} {'ours':>8} {'ratio':>6} {'kept':>6} "
+    f"{'all':>8} {'sqrt':>7} {'greedy':>7} {'ours':>7} {'all':>8} {'sqrt':>7} {'greedy':>7} {'ours':>7}"
+)
+
+
+def line(row: Row) -> str:
+    def mb(*sizes: int) -> str:
+        return " ".join(f"{size / 1e6:>{8 if rank == 0 else 7}.1f}" for rank, size in enumerate(sizes))
+
+    return (
+        f"{row.name:16} {row.vertices:>6} {row.edges:>6} {row.published_seconds:>10.3f} {row.seconds:>8.4f} "
+        f"{row.published_seconds / row.seconds:>5.0f}x {row.checkpoints:>6} "
+        f"{mb(row.forward_bytes, row.sqrt_loss_bytes, row.greedy_loss_bytes, row.loss_bytes)} "
+        f"{mb(row.baseline_peak_bytes, row.sqrt_peak_bytes, row.greedy_peak_bytes, row.peak_bytes)}"
+    )
+
+
+def keep(rows: list[Row], path: Path) -> None:
+    kept = {
+        "date": date.today().isoformat(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+        "versions": {"rematch": rematch.__version__, **{name: version(name) for name in ("numba", "numpy")}},
+        "rows": [asdict(row) for row in rows],
+    }
+    write_text(path, json.dumps(kept, indent=1))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="regular expression on the network's name")
+    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
+    arguments = parser.parse_args()
+    names = [name for name in NETWORKS if re.search(arguments.only, name)]
+    if not names:
+        parser.error(f"no network matches {arguments.only!r}; there are: {', '.join(NETWORKS)}")
+    arguments.results.mkdir(parents=True, exist_ok=True)
+    print(HEADER)
+    rows = []
+    for name in names:
+        row, graph, choices = measure(name)
+        rows.append(row)
+        print(line(row), flush=True)
+        if name in DRAWN:
+            file_name = f"feng-{name.lower().replace(' ', '-')}.png"
+            draw_checkpoints(graph, choices, arguments.results / file_name)
+    if len(names) == len(NETWORKS):
+        keep(rows, arguments.results / "feng.json")
+
+
+if __name__ == "__main__":
+    main()
