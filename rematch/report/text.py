@@ -15,11 +15,15 @@ from rematch.graph import Graph, Phase, baseline, simulate
 from rematch.graph.blocks import BlockClass, repeated_blocks
 from rematch.plans import Figures, Plan, Recomputed
 from rematch.solvers.base import Status
+from rematch.solvers.decomposition.elimination import Heuristic, decompose
+from rematch.solvers.decomposition.tree import operator_neighbours
 from rematch.units import format_bytes, format_seconds
 
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARKLINE_WIDTH = 60
 _GROUPS_SHOWN = 8
+_MIN_FILL_OPERATORS = 20_000  # in larger graphs the quicker heuristic decides what is called the width
+_WIDTH_WORK = 20_000_000  # for the width of a dense graph: about a second
 
 
 def format_extra(pct: float | None) -> str:
@@ -54,6 +58,8 @@ def describe_graph(graph: Graph) -> str:
         ("time", format_seconds(graph.baseline_seconds), spent),
         ("peak", format_bytes(seen.peak_bytes), f"without recomputation{_peak_place(graph, seen.peak_step)}"),
     ]
+    if graph.ops:
+        rows.append(("width", *_width(graph)))
     rows += [("blocks", f"{len(block.paths)} alike", _block_note(block)) for block in repeated_blocks(graph)]
     if graph.ops:
         largest = graph.ops[int(np.argmax(graph.op_bytes))].name
@@ -63,6 +69,13 @@ def describe_graph(graph: Graph) -> str:
         rows.append(("least", format_bytes(graph.largest_op_bytes), floor))
         rows.append(("memory", sparkline(during.tolist(), seen.peak_bytes), ""))
     return _table(f"{graph.name or 'graph'}  (fingerprint {graph.fingerprint[:8]})", rows)
+
+
+def _width(graph: Graph) -> tuple[str, str]:
+    """How far the graph is from a tree, as far as can be told in a second or two."""
+    heuristic: Heuristic = "min-fill" if len(graph.ops) <= _MIN_FILL_OPERATORS else "min-degree"
+    found = decompose(operator_neighbours(graph), heuristic, _WIDTH_WORK)
+    return f"{found.width:,}", f"at most: that of a tree decomposition by {heuristic}"
 
 
 def _block_note(block: BlockClass) -> str:

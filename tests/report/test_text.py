@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+
+import pytest
 
 from rematch.graph import Graph, Op, Phase, Schedule, Value, baseline, simulate
 from rematch.graph.generators import chain
 from rematch.plans import Figures, Part, Plan, Recomputed
+from rematch.report import text
 from rematch.report.text import (
     describe_failure,
     describe_graph,
@@ -69,8 +73,19 @@ def test_a_graph_names_its_parts_its_peak_and_its_hungriest_operator() -> None:
         "185 B",
         "while 'b' runs (backward, 3 of 3)",
         "100.0 % of the peak: what 'b' needs by itself",
+        "at most: that of a tree decomposition by min-fill",
     ):
         assert part in shown
+
+
+def test_the_width_is_that_of_the_graph_and_names_how_it_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three operators each tied to the others have width 2, a chain of operators 1."""
+    monkeypatch.setattr(text, "_MIN_FILL_OPERATORS", 3)
+    values = tuple(Value(f"v{i}", 1) for i in range(4))
+    triangle = Graph((Op("f", 1.0, (), (0,)), Op("g", 1.0, (0,), (1,)), Op("h", 1.0, (0, 1), (2,))), values[:3])
+    line = Graph(tuple(Op(f"o{i}", 1.0, (i - 1,) if i else (), (i,)) for i in range(4)), values)
+    assert re.search(r"width +2 +at most: .* by min-fill", describe_graph(triangle))
+    assert re.search(r"width +1 +at most: .* by min-degree", describe_graph(line))
 
 
 def test_an_empty_graph_is_shown_too() -> None:
