@@ -15,7 +15,7 @@ import signal
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
@@ -152,8 +152,12 @@ _BUILT_IN = {
     "ap_greedy": "rematch.solvers.articulation:ApGreedy",
     "linearized_sqrt": "rematch.solvers.linearized:LinearizedSqrt",
     "linearized_greedy": "rematch.solvers.linearized:LinearizedGreedy",
-    "griewank": "rematch.solvers.griewank:Griewank",
+    "revolve": "rematch.solvers.revolve:Revolve",
+    "rotor": "rematch.solvers.rotor:Rotor",
     "moccasin": "rematch.solvers.moccasin:Moccasin",
+    "twremat": "rematch.solvers.twremat:TWRemat",
+    "pwremat": "rematch.solvers.pwremat:PWRemat",
+    "feng_huang": "rematch.solvers.feng.solver:FengHuang",
 }
 _registered: dict[str, type[Solver]] = {}
 
@@ -183,11 +187,16 @@ def solver_class(name: str) -> type[Solver]:
 def make_solver(name: str, **options: Any) -> Solver:
     """`make_solver("anneal", seed=3)`"""
     cls = solver_class(name)
+    check_options("solver", name, cls, options)
+    return cls(**options)
+
+
+def check_options(kind: str, name: str, cls: type, options: Iterable[str]) -> None:
+    """Raise unless each option is a field of the dataclass `cls`."""
     known: list[str] = [f.name for f in fields(cls)] if is_dataclass(cls) else []
     for option in options:
         if option not in known:
-            raise SolverError(f"solver {name!r} has no option {option!r}; it has: {', '.join(known) or 'none'}")
-    return cls(**options)
+            raise SolverError(f"{kind} {name!r} has no option {option!r}; it has: {', '.join(known) or 'none'}")
 
 
 def solve(

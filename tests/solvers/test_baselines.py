@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from math import comb
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from rematch.errors import SolverError
-from rematch.graph import Graph, Op, Phase, Value, simulate
+from rematch.graph import Graph, Op, Value, simulate
 from rematch.graph.generators import chain, feed_forward, gpt, training_graph, unet
 from rematch.solvers import Problem, Status, solve
 from rematch.solvers.articulation import articulation_points
-from rematch.solvers.checkmate import unit_chain
 from rematch.solvers.checkpointing import checkpoint_policy, every_sqrt, forward_ops, greedy_segments, is_linear
-from rematch.solvers.griewank import reversals, revolve_policy
 from rematch.solvers.policy import schedule_keeping
 from tests.problems import check_against_truth, peak_bytes, tiny_problems
 
 ANYWHERE = ("ap_sqrt", "ap_greedy", "linearized_sqrt", "linearized_greedy")
-LINEAR_ONLY = ("chen_sqrt", "chen_greedy", "griewank")
+LINEAR_ONLY = ("chen_sqrt", "chen_greedy", "revolve")
 
 
 @given(tiny_problems(), st.sampled_from(ANYWHERE + LINEAR_ONLY))
@@ -45,7 +42,7 @@ def test_generalizations_equal_the_originals_on_linear_graphs(graph: Graph, perc
 def test_they_keep_budgets_that_nothing_but_recomputation_can() -> None:
     graph = chain(layers=40, vary_percent=0)
     problem = Problem(graph, peak_bytes(graph) * 40 // 100)
-    for name in ("chen_sqrt", "chen_greedy", "griewank"):
+    for name in ("chen_sqrt", "chen_greedy", "revolve"):
         solution = solve(problem, name)
         assert solution.status is Status.FEASIBLE
         assert solution.schedule is not None
@@ -114,45 +111,3 @@ def test_refuses_graphs_that_are_not_linear() -> None:
     for name in LINEAR_ONLY:
         with pytest.raises(SolverError, match="it needs a linear forward pass"):
             solve(Problem(graph, peak_bytes(graph)), name)
-
-
-def fewest_steps(steps: int, checkpoints: int) -> int:
-    """Griewank and Walther: steps run forward to reverse so many, with so many states kept, the first among them."""
-    repeats = 0
-    while comb(checkpoints + repeats, checkpoints) < steps:
-        repeats += 1
-    return repeats * steps - (comb(checkpoints + repeats, checkpoints + 1) if repeats else 0)
-
-
-@given(st.integers(1, 60), st.integers(0, 12))
-def test_revolve_takes_the_fewest_steps(count: int, checkpoints: int) -> None:
-    """Reversing `count` states beyond a given one: each is reached from the nearest kept state before it."""
-    steps = 0
-    before: list[int] = []
-    for expected, (state, kept) in zip(reversed(range(count)), reversals(count, checkpoints), strict=True):
-        assert state == expected
-        assert len(kept) <= checkpoints
-        nearest = max((other for other in before if other <= state), default=-1)
-        steps += state - nearest
-        assert all(nearest <= other or other in before for other in kept)  # new ones are passed on the way
-        before = [other for other in kept if other < state]
-    assert steps == fewest_steps(count + 1, checkpoints + 1)
-
-
-@pytest.mark.parametrize("checkpoints", [1, 2, 3, 5, 12])
-def test_revolve_on_a_unit_chain_takes_the_fewest_steps(checkpoints: int) -> None:
-    layers = 12
-    graph = as_training(unit_chain(layers))
-    schedule = schedule_keeping(graph, revolve_policy(graph, checkpoints))
-    forward = simulate(graph, schedule).checked().counts[:layers].sum()
-    assert forward == fewest_steps(layers + 1, checkpoints + 1)
-
-
-def as_training(graph: Graph) -> Graph:
-    """The unit chain with its second half marked as the backward pass."""
-    half = len(graph.ops) // 2
-    phases = [Phase.FORWARD] * half + [Phase.LOSS] + [Phase.BACKWARD] * half
-    ops = [
-        Op(op.name, op.seconds, op.inputs, op.outputs, phase=phase) for op, phase in zip(graph.ops, phases, strict=True)
-    ]
-    return Graph(tuple(ops), graph.values)

@@ -1,4 +1,6 @@
-"""Griewank and Walther's binomial checkpointing (revolve) of linear networks, with O(log n) memory.
+"""Griewank and Walther's binomial checkpointing of linear networks, with O(log n) memory: Checkmate's Griewank log n.
+
+`fewest_steps(10, 3)` is 15: ten steps are reversed in 15 when three states may be kept, the first among them.
 
 A. Griewank, A. Walther, "Algorithm 799: Revolve" (ACM Transactions on Mathematical Software 26, 2000), as Table 1 of
 P. Jain et al., "Checkmate" (MLSys 2020) has it: a policy for S on linear graphs, followed by the optimal R.
@@ -7,7 +9,7 @@ With c checkpoints, n steps are reversed like this: keep one state in between, r
 checkpoints, forget it, reverse the part before it with c. beta(c, t) = (c + t choose c) steps can be reversed so that
 no step runs more than t times again, and splitting where both parts stay within their beta takes the fewest steps,
 which is t n - beta(c + 1, t - 1) for the smallest t with beta(c, t) >= n. It is optimal for unit costs and memory, and
-ignores that operators differ. We search over c for the fastest schedule within the budget.
+ignores that operators differ (`rotor` does not). We search over c for the fastest schedule within the budget.
 """
 
 from __future__ import annotations
@@ -27,10 +29,10 @@ from rematch.solvers.policy import fastest_policy
 
 
 @dataclass(frozen=True)
-class Griewank(Solver):
+class Revolve(Solver):
     """Binomial checkpointing with the number of checkpoints that is fastest within the budget."""
 
-    name = "griewank"
+    name = "revolve"
     paper = "Griewank and Walther, Algorithm 799: Revolve, ACM TOMS 2000"
     requires = "a linear forward pass, in which each operator reads only the one before it"
 
@@ -39,8 +41,8 @@ class Griewank(Solver):
 
     def solve(self, problem: Problem, *, deadline: Deadline, on_progress: OnProgress) -> Solution:
         graph = problem.graph
-        most = max(1, len(forward_ops(graph)))
-        policies = (revolve_policy(graph, count) for count in range(most, 0, -1))
+        most = len(forward_ops(graph))
+        policies = (revolve_policy(graph, count) for count in range(most, -1, -1))
         return fastest_policy(problem, policies, self.name, deadline, on_progress)
 
 
@@ -78,9 +80,7 @@ def _last_still_needed(p: Precedence, rank: Longs) -> Longs:
 
 def reversals(count: int, checkpoints: int) -> Iterator[tuple[int, list[int]]]:
     """For each of `count` states, the last first: the state, and the states that are kept when it is reached."""
-    tasks: list[tuple[int, int, int] | int] = [
-        (-1, count - 1, checkpoints)
-    ]  # reverse what lies in (base, last], or one
+    tasks: list[tuple[int, int, int] | int] = [(-1, count - 1, checkpoints)]  # reverse (base, last], or one state
     while tasks:
         task = tasks.pop()
         kept = [other for other in tasks if isinstance(other, int)]
@@ -100,9 +100,21 @@ def reversals(count: int, checkpoints: int) -> Iterator[tuple[int, list[int]]]:
 
 def _advance(steps: int, checkpoints: int) -> int:
     """How far to go before keeping a state, to reverse `steps` with `checkpoints`, the one at the start included."""
-    repeats = 1
-    while comb(checkpoints + repeats, checkpoints) < steps:
-        repeats += 1
+    repeats = max(1, _repeats(steps, checkpoints))
     before = comb(checkpoints + repeats - 1, checkpoints)
     behind = comb(checkpoints + repeats - 2, checkpoints - 1)
     return min(before, steps - behind)
+
+
+def _repeats(steps: int, checkpoints: int) -> int:
+    """How often some step must run: the smallest t for which beta(checkpoints, t) steps are enough."""
+    repeats = 0
+    while comb(checkpoints + repeats, checkpoints) < steps:
+        repeats += 1
+    return repeats
+
+
+def fewest_steps(steps: int, checkpoints: int) -> int:
+    """Steps run forward to reverse so many, with so many states kept, the one at the start included."""
+    repeats = _repeats(steps, checkpoints)
+    return repeats * steps - (comb(checkpoints + repeats, checkpoints + 1) if repeats else 0)

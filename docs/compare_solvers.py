@@ -1,0 +1,212 @@
+"""Run every solver on the same graphs and budgets, and put the results into docs/solvers.md and docs/solvers.png.
+
+    python docs/compare_solvers.py [--limit 60] [--only REGEX] [--again] [--results DIR]
+
+`--only` is searched for in 'graph budget solver'. What the results already have for the same limit is not solved again,
+so that a run that was stopped goes on where it was; `--again` solves it anew. The page shows whatever there is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+
+import rematch
+from rematch.files import write_bytes, write_text
+from rematch.graph import Graph, baseline, simulate
+from rematch.graph.generators import FAMILIES
+from rematch.solvers import Problem, make_solver, solve, solver_names
+
+DOCS = Path(__file__).parent
+PAGE, PICTURE = DOCS / "solvers.md", DOCS / "solvers.png"
+RESULTS = DOCS.parent / "benchmarks" / "results"
+TABLE = re.compile(r"(?<=<!-- compared -->\n).*(?=<!-- end -->)", flags=re.DOTALL)
+
+GRAPHS = {
+    "chain 50": ("chain", {"layers": 50}),
+    "feed-forward 24": ("feed_forward", {"layers": 24}),
+    "GPT 12": ("gpt", {"layers": 12}),
+    "encoder-decoder 3+3": ("encoder_decoder", {"encoder_layers": 3, "decoder_layers": 3}),
+    "U-Net 4x2": ("unet", {"depth": 4, "convolutions": 2}),
+    "layered 100": ("random_layered", {"nodes": 100}),
+}
+PERCENTS = (80, 60, 40)
+COLOURS = {80: "#56B4E9", 60: "#0072B2", 40: "#D55E00"}  # Okabe and Ito's, apart in hue and in lightness
+LEFT_OUT = ("exhaustive",)  # takes no graph of this size
+
+
+@dataclass(frozen=True)
+class Row:
+    graph: str
+    percent: int
+    solver: str
+    limit_seconds: float
+    status: str  # "refused" where the solver does not apply
+    extra_percent: float | None
+    bound_percent: float | None
+    solve_seconds: float
+
+    @property
+    def key(self) -> tuple[str, int, str]:
+        return self.graph, self.percent, self.solver
+
+
+def run(name: str, graph: Graph, percent: int, solver: str, limit: float) -> Row:
+    problem = Problem(graph, simulate(graph, baseline(graph)).peak_bytes * percent // 100)
+    if not make_solver(solver).applicable(problem):
+        return Row(name, percent, solver, limit, "refused", None, None, 0.0)
+    solution = solve(problem, solver, time_limit=limit)
+
+    def extra(seconds: float | None) -> float | None:
+        return None if seconds is None else (seconds / graph.baseline_seconds - 1) * 100
+
+    best = None if solution.schedule is None else simulate(graph, solution.schedule).seconds
+    bound, status = extra(solution.lower_bound_seconds), solution.status.value
+    return Row(name, percent, solver, limit, status, extra(best), bound, solution.solve_seconds)
+
+
+def cases(only: str) -> Iterator[tuple[str, Graph, int, str]]:
+    for name, (family, options) in GRAPHS.items():
+        graph = FAMILIES[family](**options)
+        for percent in PERCENTS:
+            for solver in solver_names():
+                if solver not in LEFT_OUT and re.search(only, f"{name} {percent} {solver}"):
+                    yield name, graph, percent, solver
+
+
+# The page
+
+
+def markdown(rows: Sequence[Row], about: str) -> str:
+    """A line for each solver, a column for each graph with its budgets."""
+    by_key = {row.key: row for row in rows}
+    solvers = [name for name in solver_names() if any(row.solver == name for row in rows)]
+    lines = [
+        f"Extra time in percent at budgets of {', '.join(map(str, PERCENTS))} % of the peak without recomputation.",
+        f"**Bold**: proved optimal; \N{EN DASH}: found no schedule; \N{MIDDLE DOT}: does not apply. {about}",
+        "",
+        "| solver | " + " | ".join(GRAPHS) + " | seconds |",
+        "|---|" + "---|" * len(GRAPHS) + "---|",
+    ]
+    for solver in solvers:
+        cells = [" / ".join(cell(by_key.get((graph, p, solver))) for p in PERCENTS) for graph in GRAPHS]
+        spent = [row.solve_seconds for row in rows if row.solver == solver and row.status != "refused"]
+        median = f"{statistics.median(spent):.1f}" if spent else ""
+        lines.append(f"| `{solver}` | " + " | ".join(map(one_mark_if_alike, cells)) + f" | {median} |")
+    return "\n".join(lines) + "\n"
+
+
+def cell(row: Row | None) -> str:
+    if row is None:
+        return ""
+    if row.status == "refused":
+        return "\N{MIDDLE DOT}"
+    if row.extra_percent is None:
+        return "\N{EN DASH}"
+    shown = f"{abs(row.extra_percent):.1f}"
+    return f"**{shown}**" if row.status == "optimal" else shown
+
+
+def one_mark_if_alike(cells: str) -> str:
+    different = set(cells.split(" / "))
+    return different.pop() if len(different) == 1 and not cells[0].isdigit() else cells
+
+
+# The picture
+
+
+def draw(rows: Sequence[Row]) -> None:
+    """A panel for each graph, a line for each solver, a dot for each budget."""
+    import io
+
+    from rematch.report.plot import new_figure
+
+    found = [row for row in rows if row.extra_percent is not None]
+    solvers = [name for name in solver_names() if any(row.solver == name for row in found)]
+    figure = new_figure(13, 1.4 + 0.24 * len(solvers))
+    panels = figure.subplots(1, len(GRAPHS), sharey=True)
+    for axes, graph in zip(panels, GRAPHS, strict=True):
+        for percent in PERCENTS:
+            points = [row for row in found if (row.graph, row.percent) == (graph, percent)]
+            extra = [max(row.extra_percent or 0.0, 0.0) for row in points]
+            axes.scatter(
+                extra, [solvers.index(row.solver) for row in points], label=f"{percent} % of the memory",
+                s=26, color=COLOURS[percent], alpha=0.85, linewidths=0, zorder=3,
+            )  # fmt: skip
+            if extra:
+                axes.axvline(min(extra), color=COLOURS[percent], lw=0.8, ls=":", zorder=1)
+        axes.set_xscale("symlog", linthresh=1.0)
+        axes.set_xlim(left=0.0)
+        axes.set_title(graph, fontsize=10)
+        axes.set_xlabel("extra time, %", fontsize=8)
+        axes.set_yticks(range(len(solvers)), solvers, fontsize=8)
+        axes.tick_params(labelsize=8)
+        axes.grid(axis="y", color="#E3E6E9", lw=0.6)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].invert_yaxis()
+    figure.legend(
+        *panels[0].get_legend_handles_labels(),
+        loc="outside upper center", ncols=len(PERCENTS), frameon=False, fontsize=9,
+    )  # fmt: skip
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=130)
+    write_bytes(PICTURE, picture.getvalue())
+
+
+# The run
+
+
+def known_rows(path: Path) -> list[Row]:
+    return [Row(**row) for row in json.loads(path.read_text())["rows"]] if path.exists() else []
+
+
+def keep(rows: Sequence[Row], path: Path) -> None:
+    """All rows so far as JSON, so that a run that is stopped loses nothing."""
+    libraries = ("highspy", "numba", "numpy", "ortools")
+    kept = {
+        "date": date.today().isoformat(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+        "versions": {"rematch": rematch.__version__, **{name: version(name) for name in libraries}},
+        "rows": [asdict(row) for row in rows],
+    }
+    write_text(path, json.dumps(kept))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--limit", type=float, default=60.0, help="seconds for each case and solver")
+    parser.add_argument("--only", default="", help="regular expression on 'graph budget solver'")
+    parser.add_argument("--again", action="store_true", help="solve again what the results have already")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    arguments.results.mkdir(parents=True, exist_ok=True)
+    path = arguments.results / "compare-solvers.json"
+    rows = {row.key: row for row in known_rows(path)}
+    for name, graph, percent, solver in cases(arguments.only):
+        known = rows.get((name, percent, solver))
+        if known is None or known.limit_seconds != arguments.limit or arguments.again:
+            row = run(name, graph, percent, solver, arguments.limit)
+            rows[row.key] = row
+            print(
+                f"{name:20} {percent:>3} % {solver:18} {row.status:10} {cell(row):>8} {row.solve_seconds:7.1f} s",
+                flush=True,
+            )
+            keep(list(rows.values()), path)
+    shown = [row for row in rows.values() if row.solver in solver_names()]
+    limits = sorted({row.limit_seconds for row in shown})
+    about = f"Limit {' or '.join(f'{limit:g}' for limit in limits)} s a case; the last column is the median time."
+    PAGE.write_text(TABLE.sub(lambda _: markdown(shown, about), PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    draw(shown)
+
+
+if __name__ == "__main__":
+    main()
