@@ -61,10 +61,7 @@ class Auto(Solver):
         if not incumbent.over:
             incumbent.offer(greedy_schedule(problem, deadline.within(_GREEDY_SHARE * deadline.remaining)), "greedy")
         if not incumbent.over:
-            if self.threads > 1:
-                self._side_by_side(incumbent)
-            else:
-                self._in_turns(incumbent)
+            self.improve(incumbent)
         solution = incumbent.solution(self.name)
         if solution.schedule is not None:
             return solution
@@ -76,6 +73,13 @@ class Auto(Solver):
             ),
             feasible_from_bytes=known.feasible_from_bytes,
         )
+
+    def improve(self, incumbent: Incumbent) -> None:
+        """Local search and the relaxation from what is known, until the search is over."""
+        if self.threads > 1:
+            self._side_by_side(incumbent)
+        else:
+            self._in_turns(incumbent)
 
     def _side_by_side(self, incumbent: Incumbent) -> None:
         lifted: queue.SimpleQueue[Schedule] = queue.SimpleQueue()

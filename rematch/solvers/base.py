@@ -155,6 +155,7 @@ _BUILT_IN = {
     "revolve": "rematch.solvers.revolve:Revolve",
     "rotor": "rematch.solvers.rotor:Rotor",
     "moccasin": "rematch.solvers.moccasin:Moccasin",
+    "hiremate": "rematch.solvers.hierarchy.solver:HiRemate",
     "twremat": "rematch.solvers.twremat:TWRemat",
     "pwremat": "rematch.solvers.pwremat:PWRemat",
     "feng_huang": "rematch.solvers.feng.solver:FengHuang",

@@ -31,6 +31,7 @@ REPEATABLE: dict[str, dict[str, Any]] = {
     "anneal": {"iterations": 2000},
     "auto": {"threads": 1, "iterations": 20_000},
     "moccasin": {"workers": 1},
+    "hiremate": {"threads": 1, "iterations": 20_000},
 }
 
 

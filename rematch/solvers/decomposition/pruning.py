@@ -9,6 +9,8 @@ follows from it, as `Schedule.from_ops` has it.
 
 from __future__ import annotations
 
+import numpy as np
+
 from rematch.graph import Graph
 from rematch.graph.model import Ints
 
@@ -30,6 +32,23 @@ def in_turn(graph: Graph, sequence: Ints) -> Ints:
         a.held, a.loss,
     )  # fmt: skip
     return ordered
+
+
+def in_default_order(graph: Graph, sequence: Ints) -> Ints:
+    """The sequence with first computations in default order: what is skipped runs before what comes after it.
+
+    Where that was computed later than now, it is computed then once more; `pruned` drops what is of no use.
+    """
+    position = graph.arrays.position
+    first = 0  # the position of the next first computation
+    ordered: list[int] = []
+    for op in sequence.tolist():
+        if position[op] >= first:
+            ordered += graph.order[first : position[op] + 1]
+            first = int(position[op]) + 1
+        elif not graph.ops[op].once:
+            ordered.append(op)
+    return np.array([*ordered, *graph.order[first:]], dtype=np.int32)
 
 
 def pruned(graph: Graph, sequence: Ints, limit_bytes: int, *, keep_first: bool = False) -> Ints:
