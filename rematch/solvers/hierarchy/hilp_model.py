@@ -61,8 +61,9 @@ class HilpModel:
         level, judge = self.judge.level, self.judge
         self.nodes = judge.nodes
         self.phases = len(self.nodes)
-        self.room_bytes = self.budget_bytes - judge.given_bytes
-        self.limit = 1.0 + 0.5 / max(self.room_bytes, 1) - _TOLERANCE  # bytes are whole: half of one is no excess
+        room_bytes = self.budget_bytes - judge.given_bytes
+        self.unit_bytes = max(room_bytes, 1)
+        self.limit = (room_bytes + 0.5) / self.unit_bytes - _TOLERANCE  # bytes are whole: half of one is no excess
         self.percent = 100.0 / (judge.least_seconds or 1.0)
         self.run: dict[tuple[int, int, int], int] = {}  # R
         self.there: dict[tuple[int, int], int] = {}  # P
@@ -288,7 +289,7 @@ class HilpModel:
     # Columns and rows
 
     def _weight(self, size_bytes: int) -> float:
-        return size_bytes / max(self.room_bytes, 1)
+        return size_bytes / self.unit_bytes
 
     def _datum_weight(self, datum: int) -> float:
         return self._weight(self.judge.level.data_bytes[datum])

@@ -22,7 +22,7 @@ def process_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
     try:
         with _without_main():
-            pool.submit(int).result()
+            list(pool.map(int, range(workers)))  # each submission starts a process while the others are starting
         yield pool
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
