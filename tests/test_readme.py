@@ -1,4 +1,4 @@
-"""The Python shown in the README runs as it stands."""
+"""The Python shown in the README and the docs runs as it stands."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from rematch.plans import Plan
 from rematch.solvers import base, make_solver
 
 README = Path(__file__).parent.parent / "README.md"
+DOCS = README.parent / "docs"
 
 
-def python_blocks() -> list[str]:
-    return re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
+def python_blocks(page: Path = README) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
 @pytest.fixture(autouse=True)
@@ -59,8 +60,13 @@ def test_a_solver_in_ten_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     assert make_solver("keep-everything").name == "keep-everything"
 
 
-def test_its_links_lead_somewhere() -> None:
-    links = re.findall(r"\]\(([^)]+)\)", README.read_text(encoding="utf-8"))
-    assert links
-    for link in links:
-        assert (README.parent / link).exists(), link
+def test_a_partitioner_of_ones_own(capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = python_blocks(DOCS / "hierarchy.md")
+    exec(block, {"__name__": "docs"})
+    assert capsys.readouterr().out.strip() in ("Status.FEASIBLE", "Status.OPTIMAL")
+
+
+@pytest.mark.parametrize("page", [README, *sorted(DOCS.glob("*.md"))], ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / link).exists(), link

@@ -248,6 +248,8 @@ def _levels(root: Piece) -> list[list[Piece]]:
 
 def _recut(graph: Graph, root: Part, level: int, partitioner: Partitioner) -> Part:
     """The hierarchy with each part of a level (the top is level 1) cut anew by another partitioner."""
+    if root.is_layer:
+        return root
     if level == 1:
         small = _restricted(graph, root.forward)
         return _renumbered(partitioner.partition(small), root.forward)
