@@ -14,16 +14,18 @@ al., "Rockmate: an Efficient, Fast, Automatic and Generic Tool for Re-materializ
 4. The sequence is written out as operators, without recomputations that nothing reads or that the budget has room to
    do without, and values are freed as early as possible.
 
-Rounding up to slots and freeing early leave memory unused, so the table is made for more memory than there is, and its
-solutions are offered to the oracle from the fastest on, until one keeps the budget. First computations are in default
-order. For a chain of single operators, with enough slots, nothing memory-persistent is faster; there is no bound.
+Rounding up to slots and freeing early leave memory unused, so the table is made for more memory than there is, and the
+oracle is asked about its solutions from the fastest on, until a few have kept the budget. First computations are in
+default order. For a chain of single operators, with enough slots, nothing memory-persistent is faster; no bound comes
+with it.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
+from operator import le
 from typing import TypeVar
 
 import numpy as np
@@ -50,11 +52,14 @@ from rematch.solvers.rotor_blocks import (
 )
 from rematch.solvers.rotor_chain import Action, Alone, ChainBlock, ChainTable, Option, Step
 
-_SAVED_SHARES = tuple(share / 8 for share in range(8))  # of what is saved without recomputation
-_LOWER_PEAKS = (0.75, 0.5, 0.25, 0.0)  # between the least an operator needs and the peak without recomputation
-_SAVED_SHARES_AT_LOWER_PEAKS = (0.6, 0.3, 0.0)
+# Peaks to try, as shares of the way from what the hungriest operator needs to the peak without recomputation; and, at
+# each, how much less the next option may save: a share of all that can be saved, or of the last limit if that is less.
+_COARSE = tuple((share, (0.3, 0.6)) for share in (1.0, 0.75, 0.5, 0.25, 0.0))
+_FINE = ((1.0, (1 / 32, 0.15)),)
+_LEAST_SAVED = 0.015  # of what is saved without recomputation: less than that is nothing
 _MOVES_PER_OP = 600  # of local search for an option
 _SEARCH_SHARE = 0.6  # of the time, at most; the rest is for the table
+_PRUNED_SOLUTIONS = 10  # of a table: the one that is fastest before need not be after
 _HEADROOM = 1.3  # of the budget that the table is made for
 
 
@@ -93,27 +98,36 @@ class Rotor(Solver):
         if chain is not None and not incumbent.over:
             incumbent.tell(self.name, f"{len(chain.blocks)} blocks")
             searched = Searched(self.seed, deadline.within(_SEARCH_SHARE * deadline.remaining))
-            for find in (saving_all, searched):
+            for find in (saving_all, searched.coarse, searched.fine):
                 if not incumbent.over:
                     self._offer_best(incumbent, chain, [solved(chain.graph, block, find) for block in chain.blocks])
         return incumbent.solution(self.name)
 
     def _offer_best(self, incumbent: Incumbent, chain: BlockChain, parts: Sequence[SolvedBlock]) -> None:
-        """The fastest of the table's solutions that the oracle lets pass."""
+        """The fastest schedules that the dynamic programme finds for these options."""
         free_bytes = incumbent.problem.budget_bytes - chain.base_bytes
         if free_bytes <= 0:
             return
         slot_bytes = -(-free_bytes // self.slots)
         blocks = [*(part.for_chain for part in parts), loss_block(chain)]
-        table = ChainTable.of(blocks, int(self.slots * _HEADROOM), slot_bytes)
+        for dithered in (False, True):  # either may be the better one
+            table = ChainTable.of(blocks, int(self.slots * _HEADROOM), slot_bytes, dithered=dithered)
+            self._offer_solutions(incumbent, chain, parts, table)
+
+    def _offer_solutions(
+        self, incumbent: Incumbent, chain: BlockChain, parts: Sequence[SolvedBlock], table: ChainTable
+    ) -> None:
+        """The fastest of the table's solutions that the oracle lets pass, without what the budget has room for."""
+        graph, budget_bytes = chain.graph, incumbent.problem.budget_bytes
+        passed = 0
         for slots in slots_worth_trying(table):
-            if table.seconds[slots] >= incumbent.seconds or incumbent.over:
+            if passed == _PRUNED_SOLUTIONS or incumbent.over:
                 return
             ops = written_out(chain, parts, table.steps(slots))
-            if incumbent.offer(Schedule.from_ops(chain.graph, ops), self.name):
-                fewer = pruned(chain.graph, ops, incumbent.problem.budget_bytes, keep_first=True)
-                incumbent.offer(Schedule.from_ops(chain.graph, fewer), self.name)
-                return
+            if simulate(graph, Schedule.from_ops(graph, ops)).peak_bytes <= budget_bytes:
+                passed += 1
+                fewer = pruned(graph, ops, budget_bytes, keep_first=True)
+                incumbent.offer(Schedule.from_ops(graph, fewer), self.name)
 
 
 def _ignore(progress: Progress) -> None:
@@ -163,46 +177,57 @@ class Searched:
         self._seed, self._deadline = seed, deadline
         self._known: dict[tuple[object, ...], Sequence[Schedule]] = {}
 
-    def __call__(self, part: Part) -> Sequence[Schedule]:
-        key = _form(part.graph)
+    def coarse(self, part: Part) -> Sequence[Schedule]:
+        """A few options, from those that save nearly all to those that save nothing, at several peaks."""
+        return self._once("coarse", part, lambda: [baseline(part.graph), *self._search(part, _COARSE)])
+
+    def fine(self, part: Part) -> Sequence[Schedule]:
+        """These, and more that lie between them."""
+        return self._once("fine", part, lambda: [*self.coarse(part), *self._search(part, _FINE)])
+
+    def _once(self, what: str, part: Part, find: Callable[[], Sequence[Schedule]]) -> Sequence[Schedule]:
+        key = (what, *_form(part.graph))
         if key not in self._known:
-            self._known[key] = [baseline(part.graph), *self._search(part)]
+            self._known[key] = find()
         return self._known[key]
 
-    def _search(self, part: Part) -> Iterator[Schedule]:
-        for graph, budget_bytes in _limits(part):
-            if self._deadline.expired:
-                return
-            search = LocalSearch(Problem(graph, budget_bytes), seed=self._seed)
-            search.run(_MOVES_PER_OP * len(graph.ops))
-            search.tidy()
-            if search.best is not None:
-                yield search.best
+    def _search(self, part: Part, peaks: Iterable[tuple[float, tuple[float, float]]]) -> Iterator[Schedule]:
+        everything = baseline(part.graph)
+        all_saved = _option(part, everything).saved_bytes
+        highest, least = simulate(part.graph, everything).peak_bytes, part.graph.largest_op_bytes
+        for share, (of_all, of_limit) in peaks:
+            peak = least + int(share * (highest - least))
+            limit = all_saved if peak < highest else all_saved - 1
+            while limit >= 0 and not self._deadline.expired:
+                found = self._fastest(_with_limit(part, peak, limit), peak)
+                if found is None:
+                    break
+                yield found
+                lower = limit - int(min(of_all * all_saved, of_limit * limit))
+                limit = min(lower, _option(part, found).saved_bytes - 1)
+                if 0 < limit < _LEAST_SAVED * all_saved:
+                    limit = 0
+
+    def _fastest(self, graph: Graph, budget_bytes: int) -> Schedule | None:
+        search = LocalSearch(Problem(graph, budget_bytes), seed=self._seed)
+        search.run(_MOVES_PER_OP * len(graph.ops))
+        search.tidy()
+        return search.best
+
+
+def _with_limit(part: Part, peak_bytes: int, saved_bytes: int) -> Graph:
+    """The part as a graph that, in `peak_bytes`, has no more than `saved_bytes` to save anything in over the gap."""
+    arrival = part.ops.index(GRADIENTS)
+    ops = list(part.graph.ops)
+    rest = max(0, peak_bytes - _passing_bytes(part) - saved_bytes)
+    ops[arrival] = replace(ops[arrival], workspace_bytes=rest)
+    return replace(part.graph, ops=tuple(ops))
 
 
 def _form(graph: Graph) -> tuple[object, ...]:
     """What parts have in common whose schedules can be exchanged."""
     a = graph.arrays
     return graph.fingerprint, a.seconds.tobytes(), a.workspace.tobytes()
-
-
-def _limits(part: Part) -> Iterator[tuple[Graph, int]]:
-    """The part with lower and lower peaks, and less and less memory over the gap, as graphs with budgets."""
-    arrival = part.ops.index(GRADIENTS)
-    everything = baseline(part.graph)
-    saved = _option(part, everything).saved_bytes
-    highest, least = simulate(part.graph, everything).peak_bytes, part.graph.largest_op_bytes
-    for peak_share in (1.0, *_LOWER_PEAKS):
-        peak = least + int(peak_share * (highest - least))
-        if saved == 0:
-            yield part.graph, peak
-            continue
-        for share in _SAVED_SHARES if peak_share == 1.0 else _SAVED_SHARES_AT_LOWER_PEAKS:
-            gap_bytes = peak - _passing_bytes(part) - int(share * saved)
-            if gap_bytes >= 0:
-                ops = list(part.graph.ops)
-                ops[arrival] = replace(ops[arrival], workspace_bytes=gap_bytes)
-                yield replace(part.graph, ops=tuple(ops)), peak
 
 
 def solved(graph: Graph, block: Block, find: Find) -> SolvedBlock:
@@ -275,13 +300,21 @@ _Priced = TypeVar("_Priced", Option, Alone)
 
 def _undominated(priced: Iterable[tuple[_Priced, Schedule]]) -> list[tuple[_Priced, Schedule]]:
     """Those that no other equals or beats in every figure, the first of equals."""
-    kept: list[tuple[_Priced, Schedule]] = []
+    kept: dict[tuple[float, ...], tuple[_Priced, Schedule]] = {}
     for price, schedule in priced:
-        figures = np.array(astuple(price))
-        if not any((np.array(astuple(other)) <= figures).all() for other, _ in kept):
-            kept = [known for known in kept if not (figures <= np.array(astuple(known[0]))).all()]
-            kept.append((price, schedule))
-    return kept
+        figures = _figures(price)
+        if not any(all(map(le, other, figures)) for other in kept):
+            kept = {other: known for other, known in kept.items() if not all(map(le, figures, other))}
+            kept[figures] = (price, schedule)
+    return list(kept.values())
+
+
+def _figures(price: Option | Alone) -> tuple[float, ...]:
+    """What the dynamic programme goes by."""
+    if isinstance(price, Alone):
+        return price.seconds, price.peak_bytes
+    seconds = price.forward_seconds + price.backward_seconds
+    return seconds, price.saved_bytes, price.forward_peak_bytes, price.backward_peak_bytes
 
 
 def loss_block(chain: BlockChain) -> ChainBlock:
@@ -298,7 +331,7 @@ def loss_block(chain: BlockChain) -> ChainBlock:
 
 
 def written_out(chain: BlockChain, parts: Sequence[SolvedBlock], steps: Sequence[Step]) -> Ints:
-    """The operators that the steps stand for, without recomputations that are of no use even to memory."""
+    """The operators that the steps stand for."""
     graph = chain.graph
     ops: list[int] = []
     seen: set[int] = set()
@@ -319,7 +352,7 @@ def written_out(chain: BlockChain, parts: Sequence[SolvedBlock], steps: Sequence
             seen.add(step.block)
             part = of_block.forward[step.option] if step.action is Action.SAVE else block.forward
             ops += _merged(graph, part, block.once)
-    return pruned(graph, np.array(ops, dtype=np.int32), limit_bytes=0, keep_first=True)
+    return np.array(ops, dtype=np.int32)
 
 
 def _merged(graph: Graph, ops: Sequence[int], once: Sequence[int]) -> list[int]:

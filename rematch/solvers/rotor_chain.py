@@ -37,6 +37,8 @@ from rematch.graph.model import Floats, Longs, compressed_rows
 if TYPE_CHECKING:
     from rematch.solvers.rotor_kernels import Chain
 
+_GOLDEN = 0.6180339887498949  # its multiples are spread most evenly over the fractions
+
 
 @dataclass(frozen=True)
 class Option:
@@ -109,11 +111,14 @@ class ChainTable:
     rows: Floats
 
     @staticmethod
-    def of(blocks: Sequence[ChainBlock], slots: int, slot_bytes: int) -> ChainTable:
-        """Solve a chain whose last block is the loss, for up to `slots` of `slot_bytes` of memory."""
+    def of(blocks: Sequence[ChainBlock], slots: int, slot_bytes: int, *, dithered: bool = False) -> ChainTable:
+        """Solve a chain whose last block is the loss, for up to `slots` of `slot_bytes` of memory.
+
+        Everything is rounded up to slots, or what blocks keep is `dithered`: see `in_slots`.
+        """
         from rematch.solvers import rotor_kernels
 
-        chain = in_slots(blocks, slot_bytes)
+        chain = in_slots(blocks, slot_bytes, dithered=dithered)
         count = len(blocks)
         rows = np.empty((rotor_kernels.empty_row(count) + 1, slots + 1))
         rotor_kernels.fill(rows, chain, *_room_for_choices(chain))
@@ -175,8 +180,13 @@ def _room_for_choices(chain: Chain) -> tuple[Longs, Floats]:
     return np.zeros((most, CHOICE_COLUMNS), dtype=np.int64), np.zeros(most)
 
 
-def in_slots(blocks: Sequence[ChainBlock], slot_bytes: int) -> Chain:
-    """The chain with bytes rounded up to slots; what is kept for good as a sum, so that rounding does not add up."""
+def in_slots(blocks: Sequence[ChainBlock], slot_bytes: int, *, dithered: bool = False) -> Chain:
+    """The chain with bytes rounded up to slots; what is kept for good as a sum, so that rounding does not add up.
+
+    What a block's options keep adds up along the chain, and rounding it up would cost each of a hundred blocks half a
+    slot, and hide that one option keeps a little less than another. Dithered, it is rounded up or down, each block at
+    another threshold, so that the sum over equal blocks is right whatever their options; peaks may be over by a little.
+    """
     from rematch.solvers.rotor_kernels import Chain
 
     def slots(sizes_bytes: Iterable[int]) -> Longs:
@@ -197,7 +207,7 @@ def in_slots(blocks: Sequence[ChainBlock], slot_bytes: int) -> Chain:
         passing=slots(block.passing_peak_bytes for block in blocks),
         plain_seconds=times(block.plain_seconds for block in blocks),
         option_ptr=compressed_rows([range(len(block.options)) for block in blocks])[0],
-        stays=slots(block.output_bytes + option.saved_bytes for block, option in options),
+        stays=_dithered(blocks, slot_bytes) if dithered else slots(b.output_bytes + o.saved_bytes for b, o in options),
         forward=slots(option.forward_peak_bytes for _, option in options),
         backward=slots(option.backward_peak_bytes for _, option in options),
         option_seconds=times(option.forward_seconds + option.backward_seconds for _, option in options),
@@ -207,4 +217,16 @@ def in_slots(blocks: Sequence[ChainBlock], slot_bytes: int) -> Chain:
         beside_ptr=compressed_rows([range(len(block.beside)) for block in blocks])[0],
         beside=slots(one.peak_bytes for one in beside),
         beside_seconds=times(one.seconds for one in beside),
+    )
+
+
+def _dithered(blocks: Sequence[ChainBlock], slot_bytes: int) -> Longs:
+    """Slots that stay with each option, rounded up above a fraction that is spread evenly over the blocks."""
+    return np.array(
+        [
+            int((block.output_bytes + option.saved_bytes) / slot_bytes + index * _GOLDEN % 1.0)
+            for index, block in enumerate(blocks)
+            for option in block.options
+        ],
+        dtype=np.int64,
     )

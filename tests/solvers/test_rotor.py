@@ -123,7 +123,7 @@ def test_options_trade_memory_for_time_and_cost_what_they_say() -> None:
     graph = gpt(layers=2)
     block = blocks_of(graph).blocks[2]
     everything = solved(graph, block, saving_all).for_chain.options
-    options = solved(graph, block, Searched(0, Deadline(60))).for_chain.options
+    options = solved(graph, block, Searched(0, Deadline(60)).fine).for_chain.options
     assert len(everything) == 1
     assert len(options) > 4
     assert min(option.saved_bytes for option in options) < everything[0].saved_bytes / 4
@@ -134,7 +134,7 @@ def test_options_trade_memory_for_time_and_cost_what_they_say() -> None:
 def test_equal_blocks_are_searched_once() -> None:
     graph = gpt(layers=3)
     blocks = blocks_of(graph).blocks
-    search = Searched(0, Deadline(60))
+    search = Searched(0, Deadline(60)).coarse
     assert search(part_with_gap(graph, blocks[2])) is search(part_with_gap(graph, blocks[4]))
     assert search(part_with_gap(graph, blocks[2])) is not search(part_with_gap(graph, blocks[3]))
 
@@ -153,7 +153,7 @@ def test_a_part_has_the_operators_of_its_block_and_pays_for_nothing_else() -> No
 
 def check_the_table_is_conservative(graph: Graph, cut: BlockChain, slots: int, slot_bytes: int) -> None:
     """Every solution of the table is a valid schedule, and its peak is no higher than the slots allow."""
-    for find in (saving_all, Searched(0, Deadline(60))):
+    for find in (saving_all, Searched(0, Deadline(60)).fine):
         parts = [solved(graph, block, find) for block in cut.blocks]
         table = ChainTable.of([*(part.for_chain for part in parts), loss_block(cut)], slots, slot_bytes)
         for count in slots_worth_trying(table):
@@ -161,7 +161,7 @@ def check_the_table_is_conservative(graph: Graph, cut: BlockChain, slots: int, s
             assert simulate(graph, schedule).checked().peak_bytes <= cut.base_bytes + count * slot_bytes
 
 
-@pytest.mark.parametrize("graph", GRAPHS, ids=lambda graph: graph.name)
+@pytest.mark.parametrize("graph", [gpt(layers=2), feed_forward(layers=5)], ids=lambda graph: graph.name)
 def test_the_table_is_conservative(graph: Graph) -> None:
     check_the_table_is_conservative(graph, blocks_of(graph), 60, peak_bytes(graph) // 60)
 

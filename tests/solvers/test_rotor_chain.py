@@ -9,7 +9,7 @@ from itertools import count
 import numpy as np
 from hypothesis import given, settings, strategies as st
 
-from rematch.solvers.rotor_chain import Action, Alone, ChainBlock, ChainTable, Option, one_after_the_other
+from rematch.solvers.rotor_chain import Action, Alone, ChainBlock, ChainTable, Option, in_slots, one_after_the_other
 
 SIZES = st.integers(0, 4)
 SECONDS = st.integers(0, 5).map(float)
@@ -150,3 +150,11 @@ def test_steps_take_the_seconds_the_table_says(blocks: list[ChainBlock], memory:
 def test_coarse_slots_never_promise_more_than_there_is(blocks: list[ChainBlock], slot_bytes: int, slots: int) -> None:
     exact = ChainTable.of(blocks, slots * slot_bytes, 1).seconds[slots * slot_bytes]
     assert ChainTable.of(blocks, slots, slot_bytes).seconds[slots] >= exact
+
+
+def test_dithered_slots_add_up_over_equal_blocks() -> None:
+    """A block keeps half a slot: rounded up, a hundred keep a hundred slots; dithered, fifty."""
+    block = ChainBlock(5, 0, 0, 0.0, 0, 0, (Option(0, 1.0, 5, 1.0, 0),), ())
+    assert in_slots([block] * 100, 10).stays.sum() == 100
+    assert abs(int(in_slots([block] * 100, 10, dithered=True).stays.sum()) - 50) <= 1
+    assert in_slots([block] * 100, 1, dithered=True).stays.tolist() == [5] * 100
