@@ -29,17 +29,29 @@ _PANELS_IN_A_ROW = 3
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes: a title, and series of (x, y) by name."""
+    """One pair of axes: a title, and series of (x, y) by name; a curve breaks where y is not a number.
+
+    `y` labels an axis that is not as in other panels.
+    """
 
     title: str
     series: Mapping[str, Sequence[tuple[float, float]]]
+    y: str = ""
+    logarithmic: bool = False
 
 
 def draw_curves(
-    panels: Sequence[Panel], path: str | PathLike[str], *, x: str, y: str, logarithmic: bool = False
+    panels: Sequence[Panel],
+    path: str | PathLike[str],
+    *,
+    x: str,
+    y: str,
+    logarithmic: bool = False,
+    columns: int = _PANELS_IN_A_ROW,
+    title: str = "",
 ) -> None:
-    """Draw the panels to a picture; a name has the same colour in each of them."""
-    columns = min(_PANELS_IN_A_ROW, max(1, len(panels)))
+    """Draw the panels to a picture, so many in a row; a name has the same colour in each of them."""
+    columns = min(columns, max(1, len(panels)))
     rows = -(-max(1, len(panels)) // columns)
     figure = new_figure(4.2 * columns, 3.4 * rows + 0.6)
     axes = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
@@ -48,11 +60,13 @@ def draw_curves(
         for name, points in panel.series.items():
             colour, mark = _STYLES[names.index(name) % len(_STYLES)]
             one.plot(*zip(*sorted(points), strict=True), color=colour, marker=mark, ms=4.5, lw=1.3, label=name)
-        one.set(title=panel.title, xlabel=x, ylabel=y, yscale="log" if logarithmic else "linear")
+        one.set(title=panel.title, xlabel=x, ylabel=panel.y or y)
+        if logarithmic or panel.logarithmic:
+            _scale_logarithmically(one)
         _tidy(one)
     for unused in axes[len(panels) :]:
         unused.remove()
-    _legend(figure, names)
+    _legend(figure, names, title)
     _save(figure, path)
 
 
@@ -75,6 +89,16 @@ def draw_bars(groups: Mapping[str, Mapping[str, float]], path: str | PathLike[st
     _save(figure, path)
 
 
+def _scale_logarithmically(axes: Axes) -> None:
+    """With plain numbers at 1, 2 and 5 of each power of ten, so that a narrow range has labels too."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
 def _tidy(axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#E3E6E9", lw=0.6)
@@ -82,16 +106,17 @@ def _tidy(axes: Axes) -> None:
     axes.tick_params(labelsize=8)
 
 
-def _legend(figure: Figure, names: Sequence[str]) -> None:
+def _legend(figure: Figure, names: Sequence[str], title: str = "") -> None:
     handles: dict[str, Artist] = {}
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     shown = [name for name in names if name in handles]
-    figure.legend(
+    legend = figure.legend(
         [handles[name] for name in shown], shown,
-        loc="outside upper center", ncols=min(5, max(1, len(shown))), frameon=False, fontsize=8,
+        loc="outside upper center", ncols=min(6, max(1, len(shown))), frameon=False, fontsize=8, title=title,
     )  # fmt: skip
+    legend.get_title().set_multialignment("center")
 
 
 def _save(figure: Figure, path: str | PathLike[str]) -> None:

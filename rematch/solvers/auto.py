@@ -5,9 +5,12 @@
 Local search (`anneal`) finds good schedules fast and proves nothing; the relaxation (`epochs`) proves, and its lifted
 schedules are often optimal, or nearly within the budget. They run in two threads, whose inner loops are compiled and
 let go of Python's lock, and share one incumbent: the relaxation searches only below the best schedule known, and each
-lifted schedule that breaks the budget goes to the local search to repair. The search ends when the bound meets the
-schedule (or comes within `gap_target`), or at the deadline. Where nothing was found, the last part of the time goes to
-saying which budgets can be kept.
+lifted schedule that breaks the budget goes to the local search to repair. The relaxation comes first without whole
+numbers, which takes seconds for 50,000 operators. If nothing is found by then and nothing proved, published methods
+that need little time are asked in turn (tree decompositions, checkpoints, chains of blocks), each for a share of the
+time. The search ends when the bound meets the schedule (or comes within `gap_target`), or at the deadline. Where
+nothing was found, the last part of the time goes to saying which budgets can be kept. The solution's log tells what was
+tried, and what it found.
 
 With `threads=1` the two take turns, the local search for `iterations` moves each time, so that a run that is not cut
 short by the clock is the same every time.
@@ -17,19 +20,33 @@ from __future__ import annotations
 
 import queue
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from rematch.errors import ScheduleError
 from rematch.graph import Schedule, baseline
 from rematch.solvers.anneal import LocalSearch
-from rematch.solvers.base import BoundScope, Deadline, OnProgress, Problem, Solution, Solver
-from rematch.solvers.epochs import search_epochs
+from rematch.solvers.base import (
+    BoundScope,
+    Deadline,
+    OnProgress,
+    Problem,
+    Progress,
+    Solution,
+    Solver,
+    make_solver,
+)
+from rematch.solvers.decomposition.pruning import offer_in_default_order
+from rematch.solvers.epochs import relax_epochs, search_epochs
 from rematch.solvers.greedy import Greedy, greedy_schedule
 from rematch.solvers.incumbent import Incumbent
 from rematch.solvers.minimum import smallest_budget, surely_needed_bytes
 
 _MOVES_AT_ONCE = 20_000  # of local search, between two looks at what the relaxation found
 _HEAD_START_SECONDS = 1.0  # of local search before the relaxation, whose work a good cut-off shortens
-_GREEDY_SHARE = 0.2  # of the time limit at most
+_GREEDY_SHARE = 0.05  # of the time limit at most: its time grows with the square of the graph
+_OTHERS = ("twremat", "feng_huang", "rotor")  # in the order of the time they take
+_OTHERS_SHARE = 0.1  # of the time left, for each of them
 _BUDGETS_SHARE = 0.15  # of the time limit, kept for the smallest budget when nothing is found
 _BUDGETS_SECONDS = 9.0  # at most
 
@@ -39,7 +56,7 @@ class Auto(Solver):
     """Near-optimal in seconds, with a proof of how near."""
 
     name = "auto"
-    paper = "our own: greedy, anneal and epochs together"
+    paper = "our own: greedy, anneal and epochs together, and published methods where these find nothing"
 
     seed: int = 0
     threads: int = 2
@@ -86,6 +103,8 @@ class Auto(Solver):
         worker = _LocalSearchThread(incumbent, lifted, self.seed)
         worker.start()
         worker.join(min(_HEAD_START_SECONDS, 0.1 * incumbent.deadline.remaining))
+        relax_epochs(incumbent, on_lift=lifted.put)
+        _ask_others(incumbent)
         search_epochs(incumbent, moments=self.moments, on_lift=lifted.put)
         while worker.is_alive() and not incumbent.over:
             worker.join(0.05)
@@ -108,7 +127,27 @@ class Auto(Solver):
             take_a_turn()
 
         take_a_turn()
+        relax_epochs(incumbent, on_lift=repair)
+        _ask_others(incumbent)
         search_epochs(incumbent, moments=self.moments, on_lift=repair)
+
+
+def _ask_others(incumbent: Incumbent) -> None:
+    """Published methods in turn, until one finds a schedule within the budget."""
+    for name in _OTHERS:
+        solver = make_solver(name)
+        if incumbent.schedule is not None or incumbent.over or not solver.applicable(incumbent.problem):
+            continue
+        deadline = incumbent.deadline.within(_OTHERS_SHARE * incumbent.deadline.remaining)
+        found = solver.solve(incumbent.problem, deadline=deadline, on_progress=_ignore)
+        if found.schedule is None:
+            incumbent.tell(name, "no schedule within the budget")
+        elif not offer_in_default_order(incumbent, found.schedule.ops, name):
+            incumbent.offer(found.schedule, name)  # better than none, though local search cannot start from it
+
+
+def _ignore(progress: Progress) -> None:
+    """What another method says of itself; the incumbent tells what came of it."""
 
 
 class _LocalSearchThread(threading.Thread):
@@ -133,7 +172,8 @@ class _LocalSearchThread(threading.Thread):
             if not self._lifted.empty():
                 search.adopt(self._lifted.get())
             elif incumbent.schedule is not None and incumbent.seconds < (search.best_seconds or float("inf")):
-                search.adopt(incumbent.schedule)
+                with suppress(ScheduleError):  # first computations in another order than the search keeps to
+                    search.adopt(incumbent.schedule)
             search.run(_MOVES_AT_ONCE)
             _offer(search, incumbent)
 

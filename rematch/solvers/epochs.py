@@ -64,6 +64,10 @@ _SUFFIXES_PAY = 0.05  # of the gap between cut-off and linear relaxation that th
 _NEW_MOMENTS, _NEW_STAGES, _NEW_REPEATS = 3, 16, 6  # a round
 _FIRST_ROUND = 0.15  # of the time: what a program may take before its best point so far is lifted and refined
 _ROUND_GROWTH = 1.5  # of that, after each round that was cut short
+_MOST_COLUMNS = 150_000  # in whole numbers: on larger programs HiGHS is deaf to time limits for up to minutes
+_RELAXED_SHARE = 0.5  # of the time, for the linear relaxation alone
+_RELAXED_MOMENTS = 8  # at most
+_SPREAD = 40  # new moments of the linear relaxation keep this part of the graph away from others, if they can
 
 
 @dataclass(frozen=True)
@@ -78,8 +82,47 @@ class Epochs(Solver):
     def solve(self, problem: Problem, *, deadline: Deadline, on_progress: OnProgress) -> Solution:
         incumbent = Incumbent(problem, deadline, on_progress)
         incumbent.offer(baseline(problem.graph), self.name)
+        relax_epochs(incumbent)
         search_epochs(incumbent, moments=self.moments)
         return incumbent.solution(self.name)
+
+
+def relax_epochs(incumbent: Incumbent, *, on_lift: Callable[[Schedule], None] = lambda schedule: None) -> None:
+    """Rounds of the linear relaxation alone, from one moment on: a bound in seconds where whole numbers take minutes.
+
+    With one moment the program is a minimum cut but for its row of memory, so that nearly all columns come out whole;
+    with more, suffixes keep the bound as high. Points are rounded and lifted, and the next round enforces memory where
+    the lifted schedule breaks, while local search repairs it.
+    """
+    problem = incumbent.problem
+    precedence = Precedence.of(problem.graph)
+    deadline = incumbent.deadline.within(_RELAXED_SHARE * incumbent.deadline.remaining)
+    moments = first_moments(problem, 1)
+    before: tuple[int, ...] = ()
+    while moments != before and len(moments) <= _RELAXED_MOMENTS and not (incumbent.over or deadline.expired):
+        model = EpochModel(precedence, problem.budget_bytes, Refinement(moments, suffixes=True))
+        found = minimise(model.program, deadline=deadline, relaxed=True, interrupt=lambda: incumbent.over)
+        if found.infeasible:
+            incumbent.prove_infeasible("epochs")
+        if found.infeasible or not found.finished or found.point is None:
+            return
+        size = f"{len(moments)} moments, {model.program.column_count} columns"
+        incumbent.tell("epochs", f"linear relaxation, {size}: +{found.bound:.3f} %")
+        incumbent.raise_bound(found.bound, "epochs")
+        broken = _offer_lifted(found.point, model, incumbent, on_lift)
+        before, moments = moments, _more_moments(moments, broken, len(problem.graph.ops))
+
+
+def _more_moments(moments: tuple[int, ...], broken: list[BrokenPlace], count: int) -> tuple[int, ...]:
+    """The moments, and of the broken places the worst that are far from all of them; if none is, the worst."""
+    stages = [place.stage for place in broken if place.stage < count and place.stage not in moments]
+    chosen = list(moments)
+    for stage in stages:
+        if len(chosen) < len(moments) + _NEW_MOMENTS and all(abs(stage - other) > count // _SPREAD for other in chosen):
+            chosen.append(stage)
+    if len(chosen) == len(moments):
+        chosen += stages[:1]
+    return tuple(sorted(chosen))
 
 
 def search_epochs(
@@ -96,6 +139,9 @@ def search_epochs(
     seconds = _FIRST_ROUND * incumbent.deadline.remaining
     while refinement.moments and not incumbent.over:
         model = EpochModel(precedence, problem.budget_bytes, refinement)
+        if model.program.column_count > _MOST_COLUMNS:
+            incumbent.tell("epochs", f"{model.program.column_count} columns are too many for whole numbers")
+            return
         known = incumbent.bound_seconds
         found = _minimise(model, incumbent, incumbent.deadline.within(seconds))
         if found.infeasible:
@@ -124,14 +170,22 @@ def search_epochs(
 def _learn_from(
     point: Floats, model: EpochModel, incumbent: Incumbent, on_lift: Callable[[Schedule], None]
 ) -> Refinement:
-    """Lift a point; offer the schedule if it keeps the budget, and say where the relaxation is too coarse if not."""
+    """Lift a point, and say where the relaxation is too coarse if the schedule breaks the budget."""
+    broken = _offer_lifted(point, model, incumbent, on_lift)
+    return refine(model.refinement, broken, len(incumbent.problem.graph.ops))
+
+
+def _offer_lifted(
+    point: Floats, model: EpochModel, incumbent: Incumbent, on_lift: Callable[[Schedule], None]
+) -> list[BrokenPlace]:
+    """Offer the lifted schedule if it keeps the budget, else hand it on; returns where it breaks."""
     schedule = lift(model, point)
     broken = broken_places(incumbent.problem, schedule)
     if broken:
         on_lift(schedule)
     else:
         incumbent.offer(schedule, "epochs")
-    return refine(model.refinement, broken, len(incumbent.problem.graph.ops))
+    return broken
 
 
 def first_moments(problem: Problem, count: int) -> tuple[int, ...]:

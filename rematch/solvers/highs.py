@@ -21,6 +21,7 @@ from rematch.graph.model import Floats, Ints
 from rematch.solvers.base import Deadline
 
 ABSENT = -1  # in place of a column: no such term
+_INTERIOR_FROM = 50_000  # columns: an interior point method is faster than the simplex from here on, on epoch models
 
 
 class LinearModel:
@@ -106,7 +107,7 @@ def minimise(
     need not be whole. `start` gives some columns of a point to begin with; HiGHS finds the others.
     """
     if relaxed:
-        return Relaxation(model).minimise(deadline)
+        return Relaxation(model, interior=model.column_count >= _INTERIOR_FROM).minimise(deadline, interrupt)
     highs = _loaded(model, relaxed=False)
     options = {"time_limit": max(deadline.remaining, 0.01), "mip_rel_gap": 0.0, "mip_abs_gap": absolute_gap}
     if math.isfinite(cutoff):
@@ -127,22 +128,36 @@ def minimise(
 
 
 class Relaxation:
-    """A program whose columns need not be whole, minimised again and again, each time from where the last one ended."""
+    """A program whose columns need not be whole, minimised again and again, each time from where the last one ended.
 
-    def __init__(self, model: LinearModel) -> None:
+    With `interior` each time begins anew, by an interior point method that ends in a vertex.
+    """
+
+    def __init__(self, model: LinearModel, *, interior: bool = False) -> None:
         self._highs = _loaded(model, relaxed=True)
+        if interior:
+            self._highs.setOptionValue("solver", "ipm")
 
     def limit(self, rows: Ints, upper: Floats) -> None:
         """Change the upper ends of rows that have no lower ones."""
         for row, end in zip(rows.tolist(), upper.tolist(), strict=True):
             self._highs.changeRowBounds(row, -math.inf, end)
 
-    def minimise(self, deadline: Deadline) -> Minimum:
+    def minimise(self, deadline: Deadline, interrupt: Callable[[], bool] = lambda: False) -> Minimum:
         import highspy
+
+        def look(event: Any) -> None:
+            if interrupt():
+                event.interrupt()
 
         # HiGHS counts the time of all runs of one instance together.
         self._highs.setOptionValue("time_limit", self._highs.getRunTime() + max(deadline.remaining, 0.01))
+        events = (self._highs.cbSimplexInterrupt, self._highs.cbIpmInterrupt)
+        for event in events:
+            event.subscribe(look)
         self._highs.run()
+        for event in events:
+            event.unsubscribe(look)
         status = self._highs.getModelStatus()
         optimal, infeasible = (
             status == state for state in (highspy.HighsModelStatus.kOptimal, highspy.HighsModelStatus.kInfeasible)

@@ -26,6 +26,14 @@ def test_curves_name_their_panels_axes_and_series_once(tmp_path: Path) -> None:
     assert len(re.findall("<!-- budget, GiB -->", text)) == len(re.findall('<g id="axes_', text)) == 4
 
 
+def test_a_panel_may_measure_something_else_and_the_picture_has_a_title(tmp_path: Path) -> None:
+    panels = [Panel("above", {"a": [(1.0, 2.0)]}), Panel("below", {"a": [(1.0, 2.0)]}, y="seconds", logarithmic=True)]
+    draw_curves(panels, tmp_path / "a.svg", x="layers", y="extra time, %", columns=1, title="figure 4")
+    text = (tmp_path / "a.svg").read_text()
+    for label in ("figure 4", "extra time, %", "seconds"):
+        assert len(re.findall(f"<!-- {label} -->", text)) == 1
+
+
 def test_bars_are_labelled_with_their_heights(tmp_path: Path) -> None:
     draw_bars({"U-Net": {"plain": 26, "auto": 1066}, "VGG": {"auto": 333}}, tmp_path / "a.svg", y="largest batch")
     text = (tmp_path / "a.svg").read_text()

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from rematch.graph import Graph
+from rematch.graph import Graph, Schedule
 from rematch.graph.model import Ints
+from rematch.solvers.incumbent import Incumbent
 
 _PASSES = 4  # few runs go after the second
 
@@ -67,3 +68,10 @@ def pruned(graph: Graph, sequence: Ints, limit_bytes: int, *, keep_first: bool =
         a.workspace, a.seconds, a.once, a.target, a.held, a.loss, a.resident_bytes,
     )  # fmt: skip
     return shorter
+
+
+def offer_in_default_order(incumbent: Incumbent, sequence: Ints, by: str) -> bool:
+    """Offer a sequence with first computations in default order, without what the budget has room to keep instead."""
+    graph, budget_bytes = incumbent.problem.graph, incumbent.problem.budget_bytes
+    ordered = in_turn(graph, in_default_order(graph, sequence))
+    return incumbent.offer(Schedule.from_ops(graph, pruned(graph, ordered, budget_bytes, keep_first=True)), by)

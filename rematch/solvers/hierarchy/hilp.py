@@ -2,20 +2,20 @@
 
 `solve_level(level, budget_bytes, deadline=Deadline(10.0))`
 
-J. Gusak et al., "HiRemate: hierarchical approach for efficient re-materialization of neural networks", ICML 2025, section
-3.2.2 and appendix B. `hilp_model` has the program and what we changed in it, `pricing` judges what comes out.
+J. Gusak et al., "HiRemate: hierarchical approach for efficient re-materialization of neural networks", ICML 2025,
+section 3.2.2 and appendix B. `hilp_model` has the program and what we changed in it, `pricing` judges what comes out.
 
 `heuristic` needs no program: it starts the search, and stands in for it where time is short. For a few shapes of
 schedules, from one run of everything to forward passes that are repeated before every backward pass (Chen et al., 2016;
-Griewank, 1992), it starts from the fastest options and, as long as the budget is broken, takes the option that costs the
-least time for each byte it spares at the worst moment.
+Griewank, 1992), it begins with the fastest options and, as long as the budget is broken, takes the option that costs
+the least time for each byte it spares at the worst moment.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -28,6 +28,7 @@ from rematch.solvers.highs import minimise
 __all__ = ["heuristic", "price", "solve_level"]
 
 _TOLERANCE = 1e-6  # percent of the least seconds
+_SHARE_OF_HEURISTIC = 0.25  # of the time, at most
 
 
 def solve_level(
@@ -40,12 +41,16 @@ def solve_level(
     repeat_backward: bool = False,
     gap_target: float = 1e-6,
 ) -> LevelSolution | None:
-    """The fastest runs found, or None. `proved` if none of the program's kind is faster by more than `gap_target` of it.
+    """The fastest runs found, or None. `proved` if no runs of the program's kind beat them by more than `gap_target`.
 
-    `start` are runs to improve on, by default those of `heuristic`.
+    `start` are runs to improve on, by default those of `heuristic`; `gap_target` is a share of the level's least
+    seconds. Without `corrections` memory is overestimated, and the program is smaller.
     """
     judge = Judge(level)
-    known = _within(judge, budget_bytes, start) or _within(judge, budget_bytes, _quick_runs(judge, budget_bytes, deadline))
+    known = _within(judge, budget_bytes, start)
+    if known is None:
+        quick = deadline.within(_SHARE_OF_HEURISTIC * deadline.remaining)
+        known = _within(judge, budget_bytes, _quick_runs(judge, budget_bytes, quick))
     if known is not None and known.seconds <= judge.least_seconds * (1.0 + gap_target):
         return replace(known, proved=True)
     if deadline.expired or budget_bytes < judge.given_bytes:
@@ -60,8 +65,9 @@ def solve_level(
         start=None if known is None else model.point_of(known.runs),
     )
     better = None if found.point is None else _within(judge, budget_bytes, model.runs_at(found.point))
+    refused = found.point is not None and better is None  # over budget within the solver's tolerance
     best = min((s for s in (known, better) if s is not None), key=lambda s: s.seconds, default=None)
-    return None if best is None else replace(best, proved=found.finished and (found.point is None) == (better is None))
+    return None if best is None else replace(best, proved=found.finished and not refused)
 
 
 def _within(judge: Judge, budget_bytes: int, runs: Sequence[Run] | None) -> LevelSolution | None:
@@ -81,7 +87,7 @@ def heuristic(level: Level, budget_bytes: int, *, deadline: Deadline | None = No
 
 
 # A step of a shape is a node and the slot whose option it takes: that of its layer, for the forward and backward that
-# belong together, or a second one for forwards whose phantom nobody wants.
+# belong together, or a second one for forwards whose phantom nobody wants. The loss has the slot -1.
 Step = tuple[int, int]
 
 
@@ -98,21 +104,25 @@ def _quick_runs(judge: Judge, budget_bytes: int, deadline: Deadline) -> tuple[Ru
 
 
 def _shapes(judge: Judge) -> Iterator[tuple[Step, ...]]:
-    """Once through; then the last `kept` layers once and the others again before their backward passes."""
+    """All layers once; then the last ones once and the others, in groups, again before their backward passes."""
     order = judge.level.backward_order
     again = _Again(judge)
+    yield again.shape(order, ())
     for size in _group_sizes(len(order)):
-        for kept in {size, *(len(order) * quarter // 4 for quarter in range(1, 5))}:
-            rest = order[kept:]
-            groups = [rest[at : at + size] for at in range(0, len(rest), size)]
-            yield again.shape(order[:kept], chain.from_iterable(map(again.group, groups)))
-    for size in (1, 2):
-        yield again.shape(order[:size], again.halved(order[size:], size))
-    yield again.shape(order[:1], again.from_the_start(order[1:]))
+        for kept in {size, *(len(order) * eighths // 8 for eighths in range(1, 8))}:
+            yield again.shape(order[:kept], chain.from_iterable(map(again.group, _cut(order[kept:], size))))
+        for leaf in (1, 2, 4):
+            halved = (again.halved(group, leaf) for group in _cut(order[leaf:], size))
+            yield again.shape(order[:leaf], chain.from_iterable(halved))
+        yield again.shape(order[:1], chain.from_iterable(map(again.from_the_start, _cut(order[1:], size))))
 
 
 def _group_sizes(count: int) -> set[int]:
     return {-(-count // groups) for groups in range(1, count + 1)}
+
+
+def _cut(layers: Sequence[int], size: int) -> list[Sequence[int]]:
+    return [layers[at : at + size] for at in range(0, len(layers), size)]
 
 
 class _Again:
@@ -123,7 +133,7 @@ class _Again:
         self._layers = len(judge.level.layers)
         self._lone = [j for j, layer in enumerate(judge.level.layers) if not layer.has_backward]
 
-    def shape(self, kept: Sequence[int], rest: Iterator[Step] | tuple[Step, ...]) -> tuple[Step, ...]:
+    def shape(self, kept: Sequence[int], rest: Iterable[Step]) -> tuple[Step, ...]:
         """Forward, loss, backward of the `kept` layers, and the `rest`."""
         once = set(kept)
         forward = (self._save(j) if j in once else self._pass(j) for j in range(self._layers))
@@ -182,29 +192,58 @@ class _Fitter:
         return math.fsum(self._seconds[slot][option] for slot, option in self._choice.items())
 
     def runs(self) -> tuple[Run, ...]:
+        return self._runs(self._choice)
+
+    def _runs(self, choice: dict[int, int]) -> tuple[Run, ...]:
         nodes = self._judge.nodes
         return tuple(
-            Run(nodes[number].of, nodes[number].layer, self._choice[slot] if slot >= 0 else -1)
+            Run(nodes[number].of, nodes[number].layer, choice[slot] if slot >= 0 else -1)
             for number, slot in self._shape
         )
 
     def fit(self, budget_bytes: int, deadline: Deadline) -> bool:
-        """Change options until the budget is kept, then back to faster ones where it allows; whether it is kept."""
-        tried = {(slot, option) for slot, option in self._choice.items()}
+        """Choose options that keep the budget, if that looks possible, and then faster ones that still do."""
+        frugal = next((choice for choice in self._frugal_choices() if self._peak_bytes(choice) <= budget_bytes), None)
+        if frugal is None:
+            return False
+        if not self._spare(budget_bytes, deadline):
+            self._choice = frugal
+        self._speed_up(budget_bytes, deadline)
+        return True
+
+    def _frugal_choices(self) -> Iterator[dict[int, int]]:
+        """The options that leave the least; those that need the least with what their runs hold."""
+        yield {slot: self._least_held(slot, with_overhead=False) for slot in self._places}
+        yield {slot: self._least_held(slot, with_overhead=True) for slot in self._places}
+
+    def _least_held(self, slot: int, *, with_overhead: bool) -> int:
+        ways = [self._judge.nodes[self._shape[place][0]].ways for place in self._places[slot]]
+
+        def held_bytes(option: int) -> int:
+            overheads = (of_node[option].overhead_bytes for of_node in ways) if with_overhead else ()
+            return self._left_bytes(slot)[option] + max(overheads, default=0)
+
+        possible = (option for option, seconds in enumerate(self._seconds[slot]) if math.isfinite(seconds))
+        return min(possible, key=lambda option: (held_bytes(option), self._seconds[slot][option]))
+
+    def _peak_bytes(self, choice: dict[int, int]) -> int:
+        return int(self._judge.memory(self._runs(choice)).max(initial=0))
+
+    def _spare(self, budget_bytes: int, deadline: Deadline) -> bool:
+        """Change options, none twice, until the budget is kept; whether it is."""
+        tried = set(self._choice.items())
         while True:
             memory = self._judge.memory(self.runs())
             worst = int(memory.argmax())
             excess = int(memory[worst]) - budget_bytes
             if excess <= 0:
-                break
+                return True
             moves = [move for move in self._moves(worst, excess) if move[1:] not in tried]
             if not moves or deadline.expired:
                 return False
             _, slot, option = min(moves)
             self._choice[slot] = option
             tried.add((slot, option))
-        self._speed_up(budget_bytes, deadline)
-        return True
 
     def _moves(self, place: int, excess: int) -> Iterator[tuple[float, int, int]]:
         """Options that hold less at a place: the time each costs for a byte that is needed, slot and option."""
@@ -219,17 +258,19 @@ class _Fitter:
         """Per option of a slot, what it holds at a place of the shape, as far as that depends on the option."""
         number, running = self._shape[place]
         places = self._places[slot]
-        layer = self._judge.nodes[self._shape[places[0]][0]].layer
-        if running != slot and not places[0] < place < places[-1] or layer < 0:
-            return [0] * len(self._seconds[slot])
-        waiting = len(places) > 1 and slot < len(self._judge.level.layers)
-        held = [
-            option.phantom_bytes + (self._bytes(option.backward_reads) if waiting else 0)
-            for option in self._judge.level.layers[layer].options
-        ]
         if running == slot:
-            held = [size + way.overhead_bytes for size, way in zip(held, self._judge.nodes[number].ways, strict=True)]
-        return held
+            ways = self._judge.nodes[number].ways
+            return [left + way.overhead_bytes for left, way in zip(self._left_bytes(slot), ways, strict=True)]
+        return self._left_bytes(slot) if places[0] < place < places[-1] else [0] * len(self._seconds[slot])
+
+    def _left_bytes(self, slot: int) -> list[int]:
+        """Per option of a slot, what waits for the backward: the phantom, and data that this option reads."""
+        if slot < 0:
+            return [0]
+        layers = self._judge.level.layers
+        if slot >= len(layers):
+            return [option.phantom_bytes for option in layers[slot - len(layers)].options]
+        return [option.phantom_bytes + self._bytes(option.backward_reads) for option in layers[slot].options]
 
     def _bytes(self, data: frozenset[int]) -> int:
         return sum(self._judge.level.data_bytes[datum] for datum in data)
@@ -246,9 +287,8 @@ class _Fitter:
             now = self._choice[slot]
             if deadline.expired or self._seconds[slot][option] >= self._seconds[slot][now]:
                 continue
-            self._choice[slot] = option
-            if self._judge.memory(self.runs()).max(initial=0) > budget_bytes:
-                self._choice[slot] = now
+            if self._peak_bytes(self._choice | {slot: option}) <= budget_bytes:
+                self._choice[slot] = option
 
     def _slot_seconds(self, places: Sequence[int]) -> list[float]:
         """Per option of a slot, what all its runs take."""

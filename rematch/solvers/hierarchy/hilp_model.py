@@ -2,29 +2,30 @@
 
 `HilpModel(Judge(level), budget_bytes).program`
 
-Gusak et al., HiRemate, ICML 2025, appendix B. In phase t node t runs for the first time, after any of the nodes before it,
-each at most once and in topological order. The columns are, with the paper's names,
+Gusak et al., HiRemate, ICML 2025, appendix B. In phase t node t runs for the first time, after any of the nodes before
+it, each at most once and in topological order. The columns are, with the paper's names,
 
     R[t,k,o]   node k runs with option o in phase t
     P[t,d]     datum d is in memory before phase t
     S[t,k,d]   the contribution of node k is in datum d before phase t; only where d has several makers
     Sp[t,j,o]  the phantom of layer j with option o is in memory before phase t
     A[t,k,d]   datum d is in memory after node k, which makes or reads it, in phase t
-    U[t,k]     memory after node k in phase t
+    U[t,k]     memory before node k in phase t
 
-and rows for options (5)-(9), validity, data dependencies, liveness and memory (10) with its correction terms. What differs:
+and the rows are those for options (5)-(9), validity, data dependencies, liveness, and memory (10) with its correction
+terms. What differs:
 
-- A is a column instead of an alias of C and D, which are then C = R - P before the only maker and D = A before - A after.
-  Given R it is the least that readers and P of the next phase ask for, so the rows that linearise D in both directions
-  are not needed, and R alone must be whole.
-- The paper deletes a phantom in its backward only (8), so no forward could run again before that. Here a forward that
-  runs again replaces the phantom. One that waits for it would be useless, hence sum_o Sp[t,j,o] + sum_o R[t,F_j,o] <= 1,
-  which contains (6); a datum with one maker has P[t,d] + R[t,k] <= 1 for the same reason. Between its forward and backward
-  nodes in phase t the phantom is W[t,j,o], with Sp[t+1] <= W, R[t,B_j] <= W and W <= Sp[t] + R[t,F_j] for (7) and (9).
-- A row of a correction term for option o says nothing while another option runs: "weaker than (10)" does not hold if no
-  moment of the other one has all its inputs and outputs in memory. It is lifted by what that option may spare.
-- A node has columns only in phases in which someone could still want what it makes, and data accordingly. Backward nodes
-  run once unless `repeat_backward`; what they make is then kept until its last reader without a choice.
+- A is a column, not an alias of P, C and D. Where d has one maker, C is R, and D is A before less A after. Given R, the
+  least A is what later readers and P of the next phase ask for, so that D needs no rows that say when it is 1.
+- The paper deletes a phantom in its backward only (8), so that no forward could run again before. Here a forward that
+  runs again replaces the phantom. To keep one until then would be useless: sum_o Sp[t,j,o] + sum_o R[t,F_j,o] <= 1,
+  which contains (6). For the same reason P[t,d] + R[t,k] <= 1 where k alone makes d. From forward to backward in phase
+  t the phantom is W[t,j,o], with Sp[t+1] <= W, R[t,B_j] <= W, and W <= Sp[t] + R[t,F_j], for (7) and (9).
+- The row of a correction term for option o must hold when another option runs. The paper finds it weaker than (10), but
+  (10) is too strict for that option if it never has all inputs and outputs in memory at once; so the row is lifted by
+  what that option spares.
+- A node has columns only in phases in which someone could still want what it makes, and data accordingly. Backward
+  nodes run once unless `repeat_backward`. What they make then stays until its last reader, which presolve finds out.
 - Memory is in units of the budget, less a millionth for the tolerance of the solver.
 """
 
@@ -32,14 +33,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from rematch.graph.model import Floats
-from rematch.solvers.hierarchy.level import Pass, Run
-from rematch.solvers.hierarchy.pricing import Judge, Moment, Node, Way
+from rematch.solvers.hierarchy.level import Moment, Pass, Run
+from rematch.solvers.hierarchy.pricing import Judge, Way
 from rematch.solvers.highs import LinearModel
 
 _TOLERANCE = 1e-6
@@ -49,7 +50,7 @@ Terms = dict[int, float]  # coefficients by column
 
 @dataclass(eq=False)
 class HilpModel:
-    """The program. Costs are in percent of the level's least seconds: 100 is no recomputation and the fastest options."""
+    """The program. Costs are in percent of the level's least seconds: 100 is everything once, as fast as possible."""
 
     judge: Judge
     budget_bytes: int
@@ -129,31 +130,22 @@ class HilpModel:
 
     def _add_datum(self, datum: int) -> None:
         makers = self.judge.makers[datum]
-        until = self.wanted[datum]
-        surely = self._surely_there_until(datum)
-        for phase in range(makers[0] + 1, until + 1):
-            known = phase <= surely or (phase == self.phases and datum in self.judge.level.final)
-            self.there[phase, datum] = self._column(lower=float(known))
+        for phase in range(makers[0] + 1, self.wanted[datum] + 1):
+            self.there[phase, datum] = self._column(lower=self._is_final(phase, datum))
         contributions = self._add_contributions(datum) if len(makers) > 1 else {}
         for phase in range(makers[0], self.phases):
             self._follow(phase, datum, contributions)
 
-    def _surely_there_until(self, datum: int) -> int:
-        """The last phase before which it must be in memory because nobody can make it again."""
-        if any(len(self.useful[maker]) > 1 for maker in self.judge.makers[datum]):
-            return -1
-        if datum in self.judge.level.final:
-            return self.phases
-        readers = (k for k, node in enumerate(self.nodes) if all(datum in w.reads for w in node.ways if w.possible))
-        return max(readers, default=-1)
+    def _is_final(self, phase: int, datum: int) -> bool:
+        """Whether it must be there before this phase because nothing runs any more."""
+        return phase == self.phases and datum in self.judge.level.final
 
     def _add_contributions(self, datum: int) -> dict[tuple[int, int], int]:
         """S of a datum with several makers, by phase and maker."""
         columns: dict[tuple[int, int], int] = {}
         for maker in self.judge.makers[datum]:
             for phase in range(maker + 1, self.wanted[datum] + 1):
-                final = phase == self.phases and datum in self.judge.level.final
-                columns[phase, maker] = self._column(lower=float(final))
+                columns[phase, maker] = self._column(lower=self._is_final(phase, datum))
                 self._at_most({columns[phase, maker]: 1.0}, {self.there[phase, datum]: 1.0})
                 before = _terms(columns.get((phase - 1, maker)))
                 self._at_most({columns[phase, maker]: 1.0}, before | self._runs(phase - 1, maker))
@@ -168,7 +160,7 @@ class HilpModel:
         if not makers and not readers:
             self._at_most(at_end, now)
             return
-        after = [self._some() for _ in (*makers, *readers)][:-1] + [at_end]
+        after = [*(self._some() for _ in range(len(makers) + len(readers) - 1)), at_end]
         wanted = after[len(makers) - 1] if makers else {}
         for maker in makers:
             now = self._make(phase, maker, datum, now, after.pop(0), wanted)
@@ -235,9 +227,9 @@ class HilpModel:
         for number in range(self.phases):
             touches = self._during[phase, number]
             if phase in self.useful[number]:
-                column = self._column(upper=self.limit)
-                self._at_most(in_use, {column: 1.0})
-                in_use = {column: 1.0}
+                at_start = self._some(upper=self.limit)
+                self._at_most(in_use, at_start)
+                in_use = at_start
                 self._limit_run(phase, number, in_use)
             sizes = ((self._datum_weight(t.datum), _sum((1.0, t.after), (-1.0, t.before))) for t in touches)
             in_use = _sum((1.0, in_use), *sizes, *self._change[phase, number])
@@ -279,9 +271,8 @@ class HilpModel:
 
     def _lift(self, moment: Moment, other: Way) -> float:
         """How far memory in a moment, its overhead aside, may exceed the limit when another way is taken instead."""
-        here = moment.finished | moment.unmade
         return min(
-            sum(self._datum_weight(d) for d in (m.finished | m.unmade) - here)
+            sum(self._datum_weight(d) for d in (m.finished - moment.finished) | (m.unmade - moment.unmade))
             + self._weight(max(0, -m.overhead_bytes))
             for m in other.moments
         )
@@ -294,11 +285,13 @@ class HilpModel:
     def _datum_weight(self, datum: int) -> float:
         return self._weight(self.judge.level.data_bytes[datum])
 
-    def _column(self, lower: float = 0.0, upper: float = 1.0) -> int:
-        return int(self.program.columns(np.zeros(1), lower, upper, integer=False)[0])
+    def _column(self, lower: float = 0.0) -> int:
+        """0 or 1. It would be whole wherever R is, but to branch on it halves HiGHS's time."""
+        return int(self.program.columns(np.zeros(1), lower)[0])
 
-    def _some(self) -> Terms:
-        return {self._column(): 1.0}
+    def _some(self, upper: float = 1.0) -> Terms:
+        """A column within phases, whole wherever R and those between phases are."""
+        return {int(self.program.columns(np.zeros(1), upper=upper, integer=False)[0]): 1.0}
 
     def _at_most(self, left: Terms, right: Terms) -> None:
         """left <= right"""

@@ -44,7 +44,7 @@ class LayerOption:
     """One way to run a layer. Overheads are those of the worst moment without corrections."""
 
     forward_seconds: float
-    backward_seconds: float
+    backward_seconds: float  # inf: to run the forward for its data alone
     phantom_bytes: int
     forward_moments: tuple[Moment, ...] = ()
     backward_moments: tuple[Moment, ...] = ()
@@ -76,7 +76,7 @@ class Level:
     """What H-ILP solves: run everything, with the least time, within a budget for data, phantoms and overheads."""
 
     layers: tuple[Layer, ...]  # in topological order of the forward pass
-    data_bytes: tuple[int, ...]
+    data_bytes: tuple[int, ...]  # data that no node makes are given: there from beginning to end
     backward_order: tuple[int, ...]  # layers with a backward pass, in topological order of the backward pass
     loss_reads: frozenset[int] = frozenset()
     loss_makes: frozenset[int] = frozenset()

@@ -2,14 +2,13 @@
 
 `Judge(level).price(runs)`
 
-It knows nothing of H-ILP's program. Everything is freed as early as later runs allow: a datum once nobody reads it
-before its makers make it anew, a phantom once the layer's next run is not the backward with its option. A run reads what
-the last runs of its makers left, so a sequence is valid as soon as these ran before; dropping data shows in the runs that
-make them again, never as a step of its own. Contributions are included once: a maker that runs again while its earlier
-contribution is still there adds nothing.
+It knows nothing of H-ILP's program. A run reads what the last runs of the makers left, and everything is freed as early
+as later runs allow: a datum once nobody reads it before it is made anew, a phantom once the layer's next run is not its
+backward. So dropping data is no step of its own; it shows in the runs that make them again. Contributions count once: a
+maker that runs again while its earlier contribution is there adds nothing.
 
 Data without a maker are given: they are there from beginning to end. An option with `backward_seconds=inf` runs forward
-only: its data are wanted, its phantom never is.
+only, for the sake of the data.
 """
 
 from __future__ import annotations
@@ -221,8 +220,7 @@ def _nodes(level: Level) -> tuple[Node, ...]:
 def _forward(number: int, layer: Layer) -> Node:
     reads, makes = layer.forward_reads, layer.forward_makes
     ways = (
-        Way(o.forward_seconds, reads, _moments(o.forward_moments, reads, makes), o.phantom_bytes)
-        for o in layer.options
+        Way(o.forward_seconds, reads, _moments(o.forward_moments, reads, makes), o.phantom_bytes) for o in layer.options
     )
     return Node(Pass.FORWARD, number, makes, tuple(ways))
 

@@ -25,12 +25,11 @@ from itertools import chain
 import numpy as np
 
 from rematch.errors import SolverError
-from rematch.graph import Graph, Phase, Schedule, baseline
-from rematch.graph.model import Ints
+from rematch.graph import Graph, Phase, baseline
 from rematch.solvers.anneal import Anneal
 from rematch.solvers.auto import Auto
 from rematch.solvers.base import Deadline, OnProgress, Problem, Progress, Solution, Solver, make_solver
-from rematch.solvers.decomposition.pruning import in_default_order, in_turn, pruned
+from rematch.solvers.decomposition.pruning import offer_in_default_order
 from rematch.solvers.hierarchy.canonical import equal_blocks
 from rematch.solvers.hierarchy.combine import Gap, Solved, combined, written_out
 from rematch.solvers.hierarchy.hpartition import HPartition
@@ -117,7 +116,7 @@ class HiRemate(Solver):
             deadline = incumbent.deadline.within(_WHOLE_SHARE * incumbent.deadline.remaining)
             found = solver.solve(incumbent.problem, deadline=deadline, on_progress=_ignore)
             if found.schedule is not None:
-                _offer(incumbent, found.schedule.ops, solver.name)
+                offer_in_default_order(incumbent, found.schedule.ops, solver.name)
 
     def _solvers_at(self, level: int) -> tuple[str | Solver, ...]:
         """Who contributes to a level beside H-ILP."""
@@ -208,20 +207,14 @@ class HiRemate(Solver):
             )
             if steps is None:
                 continue
-            if _offer(incumbent, np.array(written_out(graph, children, steps), dtype=np.int32), self.name):
+            if offer_in_default_order(
+                incumbent, np.array(written_out(graph, children, steps), dtype=np.int32), self.name
+            ):
                 return
 
 
 def _ignore(progress: Progress) -> None:
     pass
-
-
-def _offer(incumbent: Incumbent, ops: Ints, by: str) -> bool:
-    """Offer a sequence as it runs in default order, without recomputations that the budget has room to do without."""
-    graph, budget_bytes = incumbent.problem.graph, incumbent.problem.budget_bytes
-    ordered = in_turn(graph, in_default_order(graph, ops))
-    fewer = pruned(graph, ordered, budget_bytes, keep_first=True)
-    return incumbent.offer(Schedule.from_ops(graph, fewer), by)
 
 
 def _has_two_passes(graph: Graph) -> bool:
