@@ -114,7 +114,8 @@ def _legend(figure: Figure, names: Sequence[str], title: str = "") -> None:
     shown = [name for name in names if name in handles]
     legend = figure.legend(
         [handles[name] for name in shown], shown,
-        loc="outside upper center", ncols=min(6, max(1, len(shown))), frameon=False, fontsize=8, title=title,
+        loc="outside upper center", ncols=min(6, max(1, len(shown))), frameon=False,
+        fontsize=8, title=title, title_fontsize=9,
     )  # fmt: skip
     legend.get_title().set_multialignment("center")
 

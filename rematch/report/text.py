@@ -130,6 +130,7 @@ def describe_plan(plan: Plan) -> str:
         ("step", format_extra(f.overhead_pct), _times(f)),
         ("bound", format_extra(f.lower_bound_pct), _bound(f)),
         ("by", f.solver, effort),
+        *_found(plan),
         ("memory", sparkline(plan.timeline_bytes, f.baseline_peak_bytes), ""),
         *(("note", note, "") for note in plan.notes),
     ]
@@ -137,6 +138,17 @@ def describe_plan(plan: Plan) -> str:
         rows.insert(2, ("parts", ", ".join(f"{part.role} {format_bytes(part.size_bytes)}" for part in plan.parts), ""))
     text = _table(f"{plan.graph_name or 'graph'}  (plan for graph {plan.graph_fingerprint[:8]})", rows)
     return "\n".join([text, *_recomputed_groups(plan.recomputed, f.baseline_seconds)])
+
+
+def _found(plan: Plan) -> list[tuple[str, str, str]]:
+    """Which of several methods found the schedule, when, and who else was asked."""
+    asked = list(dict.fromkeys(progress.solver for progress in plan.log))
+    known = [progress for progress in plan.log if progress.best_seconds is not None]
+    if len(asked) < 2 or not known:
+        return []
+    winner = min(known, key=lambda progress: progress.best_seconds or 0.0)
+    others = ", ".join(solver for solver in asked if solver != winner.solver)
+    return [("found", f"by {winner.solver}", f"after {format_seconds(winner.at_seconds)}; asked as well: {others}")]
 
 
 def _times(f: Figures) -> str:

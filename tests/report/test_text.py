@@ -18,7 +18,7 @@ from rematch.report.text import (
     format_extra,
     sparkline,
 )
-from rematch.solvers.base import BoundScope, Problem, Solution, Status
+from rematch.solvers.base import BoundScope, Problem, Progress, Solution, Status
 
 
 def recomputing_plan(graph: Graph) -> Plan:
@@ -109,6 +109,18 @@ def test_a_plan_shows_the_parts_of_its_peak_and_its_notes() -> None:
     assert lines[peak + 1] == "  parts   parameters 512 MiB, workspace 3.00 MiB"
     assert [line for line in lines if line.startswith("  note")] == ["  note    one", "  note    another"]
     assert "parts" not in describe_plan(replace(plan, parts=()))
+
+
+def test_a_plan_says_which_method_found_it_and_who_else_was_asked() -> None:
+    log = (
+        Progress(0.1, "greedy", best_seconds=9.0),
+        Progress(0.5, "anneal", best_seconds=7.0),
+        Progress(2.0, "epochs", best_seconds=7.0, bound_seconds=6.0),
+    )
+    plan = recomputing_plan(chain(layers=6))
+    found = next(line for line in describe_plan(replace(plan, log=log)).splitlines() if "found" in line)
+    assert found.split() == "found by anneal after 500 ms; asked as well: greedy, epochs".split()
+    assert "found" not in describe_plan(replace(plan, log=log[:1]))
 
 
 def test_an_optimal_plan_and_one_without_bound_say_so() -> None:

@@ -70,7 +70,7 @@ class HiRemate(Solver):
     polish: whether local search and the relaxation follow
     """
 
-    partitioner: str | Partitioner = field(default_factory=lambda: HPartition(most_top=12, most_lower=10))
+    partitioner: str | Partitioner = field(default_factory=lambda: HPartition(most_top=20, most_lower=20))
     partitioners_at: Mapping[int, str | Partitioner] = field(default_factory=dict)
     solvers: tuple[str | Solver, ...] = (HILP, "anneal", "rotor", "twremat")
     solvers_at: Mapping[int, tuple[str | Solver, ...]] = field(default_factory=dict)
