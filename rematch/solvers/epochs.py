@@ -38,6 +38,9 @@ Four things make it tighter, each added only where it is violated or pays:
   a recomputation in each of two epochs could lean twice on the same half of a kept input. It lifts the linear
   relaxation of random layered graphs by a third.
 
+Before any of it is solved in whole numbers, a few rounds of the linear relaxation give a bound, and starts for the
+local search, within seconds also for 50,000 operators (`relax_epochs`).
+
 The point found is *lifted*: each chosen operator runs just before its first use in its epoch. If the oracle finds the
 lifted schedule within the budget, it costs what the program says and is optimal; else the places where it breaks are
 refined. The bound is valid for schedules whose first computations follow the default order.
@@ -67,6 +70,8 @@ _ROUND_GROWTH = 1.5  # of that, after each round that was cut short
 _MOST_COLUMNS = 150_000  # in whole numbers: on larger programs HiGHS is deaf to time limits for up to minutes
 _RELAXED_SHARE = 0.5  # of the time, for the linear relaxation alone
 _RELAXED_MOMENTS = 8  # at most
+_CLOSE = 0.01  # of the extra time: what is left between schedule and bound when the linear relaxation has done its part
+_NEARLY = 0.05  # of the budget: by how much a rounded schedule may exceed it and still be worth repairing
 _SPREAD = 40  # new moments of the linear relaxation keep this part of the graph away from others, if they can
 
 
@@ -92,14 +97,20 @@ def relax_epochs(incumbent: Incumbent, *, on_lift: Callable[[Schedule], None] = 
 
     With one moment the program is a minimum cut but for its row of memory, so that nearly all columns come out whole;
     with more, suffixes keep the bound as high. Points are rounded and lifted, and the next round enforces memory where
-    the lifted schedule breaks, while local search repairs it.
+    the lifted schedule breaks. `on_lift` sees those that nearly keep the budget: repairing the others takes longer than
+    finding a schedule anew. Once the incumbent is close to the bound only whole numbers can tell more.
     """
     problem = incumbent.problem
     precedence = Precedence.of(problem.graph)
     deadline = incumbent.deadline.within(_RELAXED_SHARE * incumbent.deadline.remaining)
     moments = first_moments(problem, 1)
     before: tuple[int, ...] = ()
-    while moments != before and len(moments) <= _RELAXED_MOMENTS and not (incumbent.over or deadline.expired):
+
+    def hand_on(schedule: Schedule) -> None:
+        if simulate(problem.graph, schedule).peak_bytes <= (1.0 + _NEARLY) * problem.budget_bytes:
+            on_lift(schedule)
+
+    while moments != before and len(moments) <= _RELAXED_MOMENTS and not (_close(incumbent) or deadline.expired):
         model = EpochModel(precedence, problem.budget_bytes, Refinement(moments, suffixes=True))
         found = minimise(model.program, deadline=deadline, relaxed=True, interrupt=lambda: incumbent.over)
         if found.infeasible:
@@ -109,8 +120,14 @@ def relax_epochs(incumbent: Incumbent, *, on_lift: Callable[[Schedule], None] = 
         size = f"{len(moments)} moments, {model.program.column_count} columns"
         incumbent.tell("epochs", f"linear relaxation, {size}: +{found.bound:.3f} %")
         incumbent.raise_bound(found.bound, "epochs")
-        broken = _offer_lifted(found.point, model, incumbent, on_lift)
+        broken = _offer_lifted(found.point, model, incumbent, hand_on)
         before, moments = moments, _more_moments(moments, broken, len(problem.graph.ops))
+
+
+def _close(incumbent: Incumbent) -> bool:
+    """Whether the search is over, or a schedule is known that is not far from the bound."""
+    extra = incumbent.overhead_percent
+    return incumbent.over or (math.isfinite(extra) and extra - incumbent.bound_percent <= _CLOSE * extra)
 
 
 def _more_moments(moments: tuple[int, ...], broken: list[BrokenPlace], count: int) -> tuple[int, ...]:

@@ -137,6 +137,12 @@ class Relaxation:
         self._highs = _loaded(model, relaxed=True)
         if interior:
             self._highs.setOptionValue("solver", "ipm")
+        self._interrupt: Callable[[], bool] = lambda: False
+        for event in (self._highs.cbSimplexInterrupt, self._highs.cbIpmInterrupt):
+            event.subscribe(self._look)
+
+    def _look(self, event: Any) -> None:
+        event.data_in.user_interrupt = self._interrupt()  # HiGHS remembers a yes from one run to the next
 
     def limit(self, rows: Ints, upper: Floats) -> None:
         """Change the upper ends of rows that have no lower ones."""
@@ -146,18 +152,10 @@ class Relaxation:
     def minimise(self, deadline: Deadline, interrupt: Callable[[], bool] = lambda: False) -> Minimum:
         import highspy
 
-        def look(event: Any) -> None:
-            if interrupt():
-                event.interrupt()
-
         # HiGHS counts the time of all runs of one instance together.
         self._highs.setOptionValue("time_limit", self._highs.getRunTime() + max(deadline.remaining, 0.01))
-        events = (self._highs.cbSimplexInterrupt, self._highs.cbIpmInterrupt)
-        for event in events:
-            event.subscribe(look)
+        self._interrupt = interrupt
         self._highs.run()
-        for event in events:
-            event.unsubscribe(look)
         status = self._highs.getModelStatus()
         optimal, infeasible = (
             status == state for state in (highspy.HighsModelStatus.kOptimal, highspy.HighsModelStatus.kInfeasible)

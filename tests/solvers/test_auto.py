@@ -162,6 +162,37 @@ def test_the_log_tells_what_each_part_contributed(threads: int) -> None:
     assert best[-1] == pytest.approx(seconds_of(problem, solution))
 
 
+def without_our_own_methods(monkeypatch: pytest.MonkeyPatch) -> Auto:
+    """Greedy, local search and relaxation find nothing and prove nothing."""
+    for search in ("relax_epochs", "search_epochs"):
+        monkeypatch.setattr(f"rematch.solvers.auto.{search}", lambda incumbent, **options: None)
+    monkeypatch.setattr("rematch.solvers.auto.greedy_schedule", lambda problem, deadline: baseline(problem.graph))
+    return Auto(threads=1, iterations=0)
+
+
+def test_asks_published_methods_in_turn_until_one_finds_a_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rematch.solvers.auto._OTHERS", ("noremat", "twremat", "feng_huang"))
+    solution = solve(of_baseline(chain(20), 60), without_our_own_methods(monkeypatch), time_limit=20.0)
+    assert solution.schedule is not None
+    assert [(progress.solver, progress.best_seconds is None) for progress in solution.log] == [
+        ("noremat", True),
+        ("twremat", False),
+    ]
+
+
+@pytest.mark.parametrize("name", ["twremat", "feng_huang", "rotor"])
+def test_each_method_it_asks_helps_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rematch.solvers.auto._OTHERS", (name,))
+    solution = solve(of_baseline(chain(20), 60), without_our_own_methods(monkeypatch), time_limit=20.0)
+    assert [progress.solver for progress in solution.log if progress.best_seconds is not None] == [name]
+
+
+def test_asks_no_one_else_once_a_schedule_is_known() -> None:
+    solution = solve(of_baseline(chain(20), 60), IN_TURNS)
+    assert solution.schedule is not None
+    assert {progress.solver for progress in solution.log} <= {"greedy", "anneal", "epochs"}
+
+
 def test_stopping_it_returns_the_best_so_far() -> None:
     """As Ctrl-C does: the deadline is stopped from outside once a schedule is there."""
     problem = of_baseline(gpt(layers=4), 40)

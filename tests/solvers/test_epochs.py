@@ -19,6 +19,7 @@ from rematch.solvers.epochs import (
     first_moments,
     lift,
     refine,
+    relax_epochs,
     search_epochs,
 )
 from rematch.solvers.highs import minimise
@@ -123,6 +124,50 @@ def test_schedules_over_the_budget_are_handed_on() -> None:
     search_epochs(incumbent, moments=1, on_lift=lifted.append)
     assert lifted
     assert all(peak_bytes(graph, schedule) > problem.budget_bytes for schedule in lifted)
+
+
+@given(tiny_problems())
+@settings(max_examples=100)
+def test_the_linear_relaxation_never_claims_more_than_the_truth(problem: Problem) -> None:
+    incumbent = Incumbent(problem, Deadline(5.0), lambda progress: None)
+    relax_epochs(incumbent)
+    check_against_truth(problem, incumbent.solution("epochs"))
+
+
+def test_the_linear_relaxation_bounds_and_hands_on_what_nearly_keeps_the_budget() -> None:
+    graph = gpt(layers=24)
+    problem = Problem(graph, peak_bytes(graph) // 2)
+    lifted: list[Schedule] = []
+    incumbent = Incumbent(problem, Deadline(60.0), lambda progress: None)
+    relax_epochs(incumbent, on_lift=lifted.append)
+    found = solve(problem, "anneal", iterations=200_000).schedule
+    assert found is not None
+    best_percent = 100.0 * (simulate(graph, found).seconds / graph.baseline_seconds - 1.0)
+    assert 0.9 * best_percent < incumbent.bound_percent <= best_percent + 1e-5
+    assert lifted
+    assert all(1.0 < peak_bytes(graph, schedule) / problem.budget_bytes <= 1.05 for schedule in lifted)
+
+
+def test_the_linear_relaxation_ends_when_the_incumbent_is_close() -> None:
+    graph = gpt(layers=8)
+    problem = Problem(graph, peak_bytes(graph) // 2)
+    best = solve(problem, "anneal", iterations=200_000).schedule
+    assert best is not None
+    heard: list[Progress] = []
+    incumbent = Incumbent(problem, Deadline(60.0), heard.append)
+    incumbent.offer(best, "known")
+    relax_epochs(incumbent)
+    assert sum("linear relaxation" in progress.message for progress in heard) == 1
+
+
+def test_a_program_too_large_for_whole_numbers_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rematch.solvers.epochs._MOST_COLUMNS", 100)
+    graph = gpt(layers=4)
+    heard: list[Progress] = []
+    incumbent = Incumbent(Problem(graph, peak_bytes(graph) // 2), Deadline(60.0), heard.append)
+    search_epochs(incumbent)
+    assert [progress.solver for progress in heard] == ["epochs"]
+    assert "columns are too many" in heard[0].message
 
 
 def test_first_moments_lie_where_memory_is_over_the_budget_and_take_in_the_peak() -> None:

@@ -145,6 +145,22 @@ def test_a_relaxation_goes_on_from_where_it_ended() -> None:
     assert gains == [pytest.approx(7.0), pytest.approx(4.0), pytest.approx(5.5), None, pytest.approx(7.0)]
 
 
+def test_an_interior_point_method_finds_the_same_vertex() -> None:
+    inside, along = (Relaxation(hard(), interior=interior).minimise(Deadline()) for interior in (True, False))
+    assert inside.finished
+    assert inside.bound == pytest.approx(along.bound)
+    assert inside.point is not None
+    assert np.count_nonzero((inside.point > 1e-6) & (inside.point < 1 - 1e-6)) <= 5 + 10  # rows, and distances
+
+
+@pytest.mark.parametrize("interior", [True, False])
+def test_a_relaxation_that_is_interrupted_claims_nothing(interior: bool) -> None:
+    relaxation = Relaxation(hard(), interior=interior)
+    stopped = relaxation.minimise(Deadline(), interrupt=lambda: True)
+    assert (stopped.finished, stopped.infeasible, stopped.bound) == (False, False, -math.inf)
+    assert relaxation.minimise(Deadline()).finished  # the next run is not
+
+
 def test_a_program_that_names_a_column_twice_is_refused() -> None:
     model = covering()
     model.rows(np.array([[0, 0]], dtype=np.int32), 1.0, upper=1.0)
