@@ -44,7 +44,8 @@ from rematch.solvers.minimum import smallest_budget, surely_needed_bytes
 
 _MOVES_AT_ONCE = 20_000  # of local search, between two looks at what the relaxation found
 _HEAD_START_SECONDS = 1.0  # of local search before the relaxation, whose work a good cut-off shortens
-_GREEDY_SHARE = 0.05  # of the time limit at most: its time grows with the square of the graph
+_GREEDY_SHARE = 0.05  # of the time limit at most
+_GREEDY_SECONDS = 2.0  # and at most: its time grows with the square of the graph
 _OTHERS = ("twremat", "feng_huang", "rotor")  # in the order of the time they take
 _OTHERS_SHARE = 0.1  # of the time left, for each of them
 _BUDGETS_SHARE = 0.15  # of the time limit, kept for the smallest budget when nothing is found
@@ -76,7 +77,8 @@ class Auto(Solver):
             incumbent.prove_infeasible(self.name, BoundScope.ANY_ORDER)
         incumbent.offer(baseline(problem.graph), "noremat")
         if not incumbent.over:
-            incumbent.offer(greedy_schedule(problem, deadline.within(_GREEDY_SHARE * deadline.remaining)), "greedy")
+            seconds = min(_GREEDY_SHARE * deadline.remaining, _GREEDY_SECONDS)
+            incumbent.offer(greedy_schedule(problem, deadline.within(seconds)), "greedy")
         if not incumbent.over:
             self.improve(incumbent)
         solution = incumbent.solution(self.name)

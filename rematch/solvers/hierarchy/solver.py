@@ -16,10 +16,10 @@ Re-materialization of Neural Networks" (ICML 2025).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
@@ -42,6 +42,7 @@ from rematch.solvers.rotor_blocks import part_with_gap
 
 HILP = "hilp"  # among the names of solvers: combine the options of the children
 
+_NARROW = HPartition(most_top=20, most_lower=20)  # levels that H-ILP can solve within seconds
 _PIECES_SHARE = 0.4  # of the time, for all levels below the top
 _TOP_SHARE = 0.5  # of the time that is left then
 _WHOLE_SHARE = 0.15  # of the time that is left, for each solver on the whole graph
@@ -70,10 +71,10 @@ class HiRemate(Solver):
     polish: whether local search and the relaxation follow
     """
 
-    partitioner: str | Partitioner = field(default_factory=lambda: HPartition(most_top=20, most_lower=20))
-    partitioners_at: Mapping[int, str | Partitioner] = field(default_factory=dict)
+    partitioner: str | Partitioner = _NARROW
+    partitioners_at: Mapping[int, str | Partitioner] | None = None
     solvers: tuple[str | Solver, ...] = (HILP, "anneal", "rotor", "twremat")
-    solvers_at: Mapping[int, tuple[str | Solver, ...]] = field(default_factory=dict)
+    solvers_at: Mapping[int, tuple[str | Solver, ...]] | None = None
     options: int = 6
     most_options: int = 60
     workers: int = 2
@@ -94,7 +95,7 @@ class HiRemate(Solver):
             )
 
     def prepare(self) -> None:
-        for solver in (*self.solvers, *chain.from_iterable(self.solvers_at.values())):
+        for solver in (*self.solvers, *chain.from_iterable((self.solvers_at or {}).values())):
             if solver != HILP:
                 _made(solver).prepare()
 
@@ -110,7 +111,7 @@ class HiRemate(Solver):
 
     def _solve_whole(self, incumbent: Incumbent) -> None:
         """Solvers that take the top level as one graph; local search comes to it with the polish."""
-        for solver in map(_made, self._solvers_at(1)):
+        for solver in _without_hilp(self._solvers_at(1)):
             if isinstance(solver, Anneal) or incumbent.over or not solver.applicable(incumbent.problem):
                 continue
             deadline = incumbent.deadline.within(_WHOLE_SHARE * incumbent.deadline.remaining)
@@ -119,16 +120,16 @@ class HiRemate(Solver):
                 offer_in_default_order(incumbent, found.schedule.ops, solver.name)
 
     def _solvers_at(self, level: int) -> tuple[str | Solver, ...]:
-        """Who contributes to a level beside H-ILP."""
-        return tuple(solver for solver in self.solvers_at.get(level, self.solvers) if solver != HILP)
+        """Who contributes to a level."""
+        return (self.solvers_at or {}).get(level, self.solvers)
 
     def hierarchy(self, graph: Graph) -> Pieces:
         """The graph as the pieces that are solved; at least the operators of the forward pass, each a piece."""
         root = _instance(self.partitioner).partition(graph)
         if not root.children:
             root = Part(root.forward, tuple(Part((op,)) for op in root.forward))
-        for level in sorted(self.partitioners_at):
-            root = _recut(graph, root, level, _instance(self.partitioners_at[level]))
+        for level, partitioner in sorted((self.partitioners_at or {}).items()):
+            root = _recut(graph, root, level, _instance(partitioner))
         check_partition(graph, root)
         return pieces_of(graph, root)
 
@@ -138,7 +139,7 @@ class HiRemate(Solver):
         incumbent.tell(self.name, f"{sum(map(len, levels)) - 1} pieces on {len(levels)} levels")
         with self._executor(levels[1:]) as executor:
             children = self._solve_below(incumbent, pieces, levels, executor)
-        if HILP in self.solvers_at.get(1, self.solvers):
+        if HILP in self._solvers_at(1):
             self._combine_top(incumbent, pieces, children)
 
     @contextmanager
@@ -176,12 +177,12 @@ class HiRemate(Solver):
         return [solved[id(child)] for child in pieces.root.children]
 
     def _task(self, graph: Graph, piece: Piece, level: int, solved: dict[int, Solved], seconds: float) -> Task:
-        by_children = HILP in self.solvers_at.get(level, self.solvers)
+        by_children = HILP in self._solvers_at(level)
         return Task(
             block=piece.block,
             part=part_with_gap(graph, piece.block),
             children=tuple(solved[id(child)] for child in piece.children) if by_children else (),
-            solvers=tuple(map(_made, self._solvers_at(level))),
+            solvers=_without_hilp(self._solvers_at(level)),
             options=self.options,
             most_options=self.most_options,
             seconds=seconds,
@@ -221,6 +222,10 @@ def _has_two_passes(graph: Graph) -> bool:
     """Whether all of forward comes before the loss and all of backward behind it, and there is something of both."""
     phases = [graph.ops[op].phase for op in graph.order]
     return graph.loss is not None and set(phases) == set(Phase) and phases == sorted(phases, key=list(Phase).index)
+
+
+def _without_hilp(solvers: Iterable[str | Solver]) -> tuple[Solver, ...]:
+    return tuple(_made(solver) for solver in solvers if solver != HILP)
 
 
 def _made(solver: str | Solver) -> Solver:
