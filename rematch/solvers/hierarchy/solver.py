@@ -30,6 +30,7 @@ from rematch.solvers.anneal import Anneal
 from rematch.solvers.auto import Auto
 from rematch.solvers.base import Deadline, OnProgress, Problem, Progress, Solution, Solver, make_solver
 from rematch.solvers.decomposition.pruning import offer_in_default_order
+from rematch.solvers.greedy import Greedy, greedy_schedule
 from rematch.solvers.hierarchy.canonical import equal_blocks
 from rematch.solvers.hierarchy.combine import Gap, Solved, combined, written_out
 from rematch.solvers.hierarchy.hpartition import HPartition
@@ -43,6 +44,7 @@ from rematch.solvers.rotor_blocks import part_with_gap
 HILP = "hilp"  # among the names of solvers: combine the options of the children
 
 _NARROW = HPartition(most_top=20, most_lower=20)  # levels that H-ILP can solve within seconds
+_GREEDY_SHARE = 0.05  # of the time, to have something early
 _PIECES_SHARE = 0.4  # of the time, for all levels below the top
 _TOP_SHARE = 0.5  # of the time that is left then
 _WHOLE_SHARE = 0.15  # of the time that is left, for each solver on the whole graph
@@ -95,6 +97,7 @@ class HiRemate(Solver):
             )
 
     def prepare(self) -> None:
+        Greedy().prepare()
         for solver in (*self.solvers, *chain.from_iterable((self.solvers_at or {}).values())):
             if solver != HILP:
                 _made(solver).prepare()
@@ -102,6 +105,9 @@ class HiRemate(Solver):
     def solve(self, problem: Problem, *, deadline: Deadline, on_progress: OnProgress) -> Solution:
         incumbent = Incumbent(problem, deadline, on_progress)
         incumbent.offer(baseline(problem.graph), "noremat")
+        if not incumbent.over:
+            quick = deadline.within(_GREEDY_SHARE * deadline.remaining)
+            incumbent.offer(greedy_schedule(problem, quick), "greedy")
         if not incumbent.over and _has_two_passes(problem.graph):
             self._solve_hierarchy(incumbent)
             self._solve_whole(incumbent)
