@@ -1,6 +1,6 @@
 """HiRemate's tables 3 and 4 and its figures from our own solvers, and graphs of up to 50,000 operators.
 
-    python benchmarks/hiremate.py [--tables 3,4,large,figures] [--only REGEX] [--limit 60] [--again]
+    python benchmarks/hiremate.py [--tables 3,4,large,figures] [--only REGEX] [--limit 55] [--again]
                                   [--graphs DIR] [--device V100] [--results DIR]
 
 The models of `benchmarks/models` are traced from real modules with fake tensors; times are those of the roofline model
@@ -87,7 +87,7 @@ TABLE_3: dict[str, tuple[str, tuple[float, ...]]] = {  # budgets in percent
     "unet": ("UNet", (80, 65, 50, 40)),
     "transformer2": ("Transformer 2-2", (80, 65, 50, 40)),
     "mlp_mixer": ("MLP-Mixer", (80, 65, 50, 40)),
-    "gpt5": ("GPT 5", (90, 80, 70, 60)),  # logits and their gradient alone are 52 %
+    "gpt5": ("GPT 5", (90, 80, 70, 65)),  # 60 % is impossible: logits and their gradient alone are 52 %
 }
 LARGE: dict[str, Callable[[int], Graph]] = {
     "gpt": lambda size: generators.gpt(size // 30),
@@ -327,7 +327,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", default="3,4,large,figures", help="which to make, with commas between them")
     parser.add_argument("--only", default="", help="regular expression on 'table model' and 'figure number'")
-    parser.add_argument("--limit", type=float, default=60.0, help="seconds for each plan of a model; figures: a tenth")
+    parser.add_argument("--limit", type=float, default=55.0, help="seconds for each plan of a model; figures: a tenth")
     parser.add_argument("--again", action="store_true", help="solve again what the results have already")
     parser.add_argument("--graphs", type=Path, default=Path(__file__).parent / ".graphs", help="where graphs are kept")
     parser.add_argument("--device", default="V100", help="whose times the roofline model gives")
