@@ -31,9 +31,9 @@ from rematch.solvers.base import (
     Deadline,
     OnProgress,
     Problem,
-    Progress,
     Solution,
     Solver,
+    in_silence,
     make_solver,
 )
 from rematch.solvers.decomposition.pruning import offer_in_default_order
@@ -141,15 +141,11 @@ def _ask_others(incumbent: Incumbent) -> None:
         if incumbent.schedule is not None or incumbent.over or not solver.applicable(incumbent.problem):
             continue
         deadline = incumbent.deadline.within(_OTHERS_SHARE * incumbent.deadline.remaining)
-        found = solver.solve(incumbent.problem, deadline=deadline, on_progress=_ignore)
+        found = solver.solve(incumbent.problem, deadline=deadline, on_progress=in_silence)
         if found.schedule is None:
             incumbent.tell(name, "no schedule within the budget")
         elif not offer_in_default_order(incumbent, found.schedule.ops, name):
             incumbent.offer(found.schedule, name)  # better than none, though local search cannot start from it
-
-
-def _ignore(progress: Progress) -> None:
-    """What another method says of itself; the incumbent tells what came of it."""
 
 
 class _LocalSearchThread(threading.Thread):

@@ -85,6 +85,10 @@ class Solution:
 OnProgress = Callable[[Progress], None]
 
 
+def in_silence(progress: Progress) -> None:
+    """For a solver that works for another, which tells what came of it."""
+
+
 class Deadline:
     """The moment a search must end. `Deadline(2.0).expired` is False for two seconds, or until `stop()` is called."""
 

@@ -35,7 +35,7 @@ from rematch.graph import Graph, Phase, Schedule, baseline, simulate
 from rematch.graph.generators import chain as chain_graph
 from rematch.graph.model import Ints
 from rematch.solvers.anneal import LocalSearch
-from rematch.solvers.base import Deadline, OnProgress, Problem, Progress, Solution, Solver
+from rematch.solvers.base import Deadline, OnProgress, Problem, Solution, Solver, in_silence
 from rematch.solvers.checkpointing import is_linear
 from rematch.solvers.decomposition.pruning import pruned
 from rematch.solvers.incumbent import Incumbent
@@ -85,7 +85,7 @@ class Rotor(Solver):
     def prepare(self) -> None:
         graph = chain_graph(layers=3)
         problem = Problem(graph, simulate(graph, baseline(graph)).peak_bytes - 1)
-        Rotor(slots=50).solve(problem, deadline=Deadline(), on_progress=_ignore)
+        Rotor(slots=50).solve(problem, deadline=Deadline(), on_progress=in_silence)
 
     def applicable(self, problem: Problem) -> bool:
         chain = cut_into_blocks(problem.graph, self.most_blocks)
@@ -128,10 +128,6 @@ class Rotor(Solver):
                 passed += 1
                 fewer = pruned(graph, ops, budget_bytes, keep_first=True)
                 incumbent.offer(Schedule.from_ops(graph, fewer), self.name)
-
-
-def _ignore(progress: Progress) -> None:
-    pass
 
 
 def _is_linear_without_backward(graph: Graph) -> bool:

@@ -55,7 +55,7 @@ def test_a_loss_given_or_unknown(loss: Loss, given: bool) -> None:
 
 @pytest.mark.xfail(
     strict=True,
-    reason="AOTAutograd makes the expanded tangent contiguous; until backward is traced with the loss's strides",
+    reason="an expanded tangent is made contiguous; until backward can be traced for one and stay safe",
 )
 def test_the_sum_of_what_a_batch_norm_returns() -> None:
     plain = nn.Sequential(Net(), nn.BatchNorm1d(4))
@@ -85,7 +85,9 @@ def test_autocast(ahead: bool) -> None:
     assert len(rematch.plans_of(wrapped)) == 1
 
 
-@pytest.mark.xfail(strict=True, reason="autocast casts a shared parameter once, AOTAutograd once for each use")
+@pytest.mark.xfail(
+    strict=True, reason="autocast casts a shared parameter once, AOTAutograd each use of it; until it caches casts"
+)
 def test_autocast_with_a_shared_parameter() -> None:
     plain = Net(norm=False)
     plain.blocks[1].up.weight = plain.blocks[0].up.weight
@@ -244,7 +246,9 @@ class Several(Net):
         return logits, logits.exp(), (x * 2).sin(), self.head.weight.square()
 
 
-_ZEROS = pytest.mark.xfail(strict=True, reason="AOTAutograd gives zeros where autograd gives no gradient at all")
+_ZEROS = pytest.mark.xfail(
+    strict=True, reason="AOTAutograd gives zeros where autograd gives no gradient; until it tells which are unused"
+)
 
 
 @pytest.mark.parametrize("used", [0, 1, pytest.param(3, marks=_ZEROS)])

@@ -28,7 +28,7 @@ from rematch.errors import SolverError
 from rematch.graph import Graph, Phase, baseline
 from rematch.solvers.anneal import Anneal
 from rematch.solvers.auto import Auto
-from rematch.solvers.base import Deadline, OnProgress, Problem, Progress, Solution, Solver, make_solver
+from rematch.solvers.base import Deadline, OnProgress, Problem, Solution, Solver, in_silence, make_solver
 from rematch.solvers.decomposition.pruning import offer_in_default_order
 from rematch.solvers.greedy import Greedy, greedy_schedule
 from rematch.solvers.hierarchy.canonical import equal_blocks
@@ -121,7 +121,7 @@ class HiRemate(Solver):
             if isinstance(solver, Anneal) or incumbent.over or not solver.applicable(incumbent.problem):
                 continue
             deadline = incumbent.deadline.within(_WHOLE_SHARE * incumbent.deadline.remaining)
-            found = solver.solve(incumbent.problem, deadline=deadline, on_progress=_ignore)
+            found = solver.solve(incumbent.problem, deadline=deadline, on_progress=in_silence)
             if found.schedule is not None:
                 offer_in_default_order(incumbent, found.schedule.ops, solver.name)
 
@@ -220,10 +220,6 @@ class HiRemate(Solver):
                 return
 
 
-def _ignore(progress: Progress) -> None:
-    pass
-
-
 def _has_two_passes(graph: Graph) -> bool:
     """Whether all of forward comes before the loss and all of backward behind it, and there is something of both."""
     phases = [graph.ops[op].phase for op in graph.order]
@@ -243,7 +239,7 @@ def _instance(partitioner: str | Partitioner) -> Partitioner:
 
 
 def _levels(root: Piece) -> list[list[Piece]]:
-    """Pieces by level, from the top; elementary layers are not solved where all beside them are such."""
+    """Pieces by level, from the top."""
     levels = [[root]]
     while below := [child for piece in levels[-1] for child in piece.children]:
         levels.append(below)

@@ -13,7 +13,7 @@ import numpy as np
 
 from rematch.graph import Graph, Schedule, baseline, simulate
 from rematch.solvers.anneal import Anneal
-from rematch.solvers.base import Deadline, Problem, Progress, Solver
+from rematch.solvers.base import Deadline, Problem, Solver, in_silence
 from rematch.solvers.decomposition.pruning import pruned
 from rematch.solvers.hierarchy.combine import Gap, Solved, combined
 from rematch.solvers.hierarchy.level import Pass
@@ -80,14 +80,10 @@ def _by_solver(solver: Solver, problem: Problem, deadline: Deadline) -> Schedule
         solver = Anneal(seed=solver.seed, iterations=_MOVES_PER_OP * len(problem.graph.ops))
     if not solver.applicable(problem):
         return None
-    schedule = solver.solve(problem, deadline=deadline, on_progress=_ignore).schedule
+    schedule = solver.solve(problem, deadline=deadline, on_progress=in_silence).schedule
     if schedule is None or simulate(problem.graph, schedule).checked().peak_bytes > problem.budget_bytes:
         return None
     return schedule
-
-
-def _ignore(progress: Progress) -> None:
-    pass
 
 
 def _by_children(task: Task, problem: Problem, deadline: Deadline) -> Schedule | None:
