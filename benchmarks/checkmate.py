@@ -25,7 +25,7 @@ from rematch.graph.formats import load_graph
 from rematch.graph.transforms import with_flop_costs
 from rematch.report.charts import Panel, draw_bars, draw_curves
 from rematch.solvers import Deadline, Problem, make_solver, solve
-from rematch.solvers.checkmate import FORMS, integrality_gap, unit_chain
+from rematch.solvers.checkmate.solver import FORMS, integrality_gap, unit_chain
 from rematch.solvers.max_batch import max_batch
 from rematch.solvers.minimum import surely_needed_bytes
 

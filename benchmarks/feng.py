@@ -35,13 +35,13 @@ from rematch.files import write_text
 from rematch.graph import Graph, Op, Value, baseline, simulate
 from rematch.graph.generators import training_graph
 from rematch.report.checkpoints import draw_checkpoints
-from rematch.solvers.articulation import articulation_points
-from rematch.solvers.checkpointing import every_sqrt, greedy_segments
-from rematch.solvers.feng.checkpoints import best_checkpoints
-from rematch.solvers.feng.division_tree import divide
-from rematch.solvers.feng.forward import Reading
-from rematch.solvers.feng.reforward import Reforward
-from rematch.solvers.feng.segments import Dag, loss_bytes
+from rematch.solvers.checkpoints.articulation import articulation_points
+from rematch.solvers.checkpoints.checkpointing import every_sqrt, greedy_segments
+from rematch.solvers.feng_huang.checkpoints import best_checkpoints
+from rematch.solvers.feng_huang.division_tree import divide
+from rematch.solvers.feng_huang.forward import Reading
+from rematch.solvers.feng_huang.reforward import Reforward
+from rematch.solvers.feng_huang.segments import Dag, loss_bytes
 
 REPEATS = 5
 DRAWN = ("AlexNet", "VGG11", "VGG13", "VGG16", "VGG19", "ResNet18", "Inception v3")

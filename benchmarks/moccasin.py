@@ -28,9 +28,9 @@ import rematch
 from rematch.files import write_text
 from rematch.graph import Graph, generators, simulate
 from rematch.solvers import Deadline, Problem, Solution, solve
-from rematch.solvers.checkmate_model import CheckmateModel
-from rematch.solvers.moccasin import Moccasin, ModelSize
-from rematch.solvers.moccasin_model import RetentionModel
+from rematch.solvers.checkmate.model import CheckmateModel
+from rematch.solvers.moccasin.model import RetentionModel
+from rematch.solvers.moccasin.solver import Moccasin, ModelSize
 
 SOLVERS = ("checkmate", "rounding", "moccasin", "auto")
 PERCENTS = (90, 80)

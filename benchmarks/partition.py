@@ -28,8 +28,8 @@ import rematch
 from rematch.files import write_text
 from rematch.graph import Graph, Op, Value, generators
 from rematch.report.hierarchy import draw_hierarchy
-from rematch.solvers.hierarchy import Part, check_partition, make_partitioner
-from rematch.solvers.hierarchy.canonical import equal_blocks
+from rematch.solvers.hiremate import Part, check_partition, make_partitioner
+from rematch.solvers.hiremate.canonical import equal_blocks
 
 SIZES = (1_000, 3_000, 10_000, 30_000, 100_000)
 FAMILIES: dict[str, Callable[[int], Graph]] = {

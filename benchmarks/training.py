@@ -28,7 +28,7 @@ from models import TINY, Case, twelve
 
 import rematch
 from rematch.files import write_text
-from rematch.plans import extra_pct
+from rematch.planning.plan import extra_pct
 from rematch.trial import Trial, alternate, same_outcome
 from rematch.units import format_bytes
 

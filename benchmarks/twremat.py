@@ -31,13 +31,13 @@ from typing import Any
 import rematch
 from rematch.files import write_text
 from rematch.graph import Graph, Schedule, baseline, generators, simulate
-from rematch.graph.tape import Tape
+from rematch.graph.training import Tape
 from rematch.solvers import Deadline, Problem, solve
-from rematch.solvers.decomposition.elimination import Heuristic, decompose
-from rematch.solvers.decomposition.pruning import pruned
-from rematch.solvers.decomposition.tree import operator_neighbours
-from rematch.solvers.greedy import greedy_schedule
-from rematch.solvers.twremat import Recursion, trade_off
+from rematch.solvers.common.pruning import pruned
+from rematch.solvers.default.greedy import greedy_schedule
+from rematch.solvers.treewidth.elimination import Heuristic, decompose
+from rematch.solvers.treewidth.tree_decomposition import operator_neighbours
+from rematch.solvers.treewidth.twremat import Recursion, trade_off
 from rematch.units import format_bytes
 
 PAPER_OPERATORS = 17_705

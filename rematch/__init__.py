@@ -20,7 +20,6 @@ if TYPE_CHECKING:  # what the table below says, once more for type checkers and 
         remat as remat,
         trace as trace,
     )
-    from rematch.budget import parse_budget as parse_budget
     from rematch.errors import (
         BudgetError as BudgetError,
         BudgetInfeasible as BudgetInfeasible,
@@ -45,7 +44,8 @@ if TYPE_CHECKING:  # what the table below says, once more for type checkers and 
         simulate as simulate,
     )
     from rematch.graph.formats import load_graph as load_graph, save_graph as save_graph
-    from rematch.plans import Figures as Figures, Plan as Plan
+    from rematch.planning.budget import parse_budget as parse_budget
+    from rematch.planning.plan import Figures as Figures, Plan as Plan
     from rematch.solvers import (
         BoundScope as BoundScope,
         Deadline as Deadline,
@@ -62,7 +62,7 @@ if TYPE_CHECKING:  # what the table below says, once more for type checkers and 
 
 _PUBLIC = {
     "rematch.api": ("apply", "plan", "plans_of", "remat", "trace"),
-    "rematch.budget": ("parse_budget",),
+    "rematch.planning.budget": ("parse_budget",),
     "rematch.errors": (
         "BudgetError",
         "BudgetInfeasible",
@@ -87,7 +87,7 @@ _PUBLIC = {
         "simulate",
     ),
     "rematch.graph.formats": ("load_graph", "save_graph"),
-    "rematch.plans": ("Figures", "Plan"),
+    "rematch.planning.plan": ("Figures", "Plan"),
     "rematch.solvers": (
         "BoundScope",
         "Deadline",

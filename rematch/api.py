@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from rematch.budget import parse_budget
 from rematch.errors import CaptureError, RematchError
 from rematch.execute.module import runner_of, twin_of
 from rematch.execute.runner import Runner
 from rematch.graph import Graph
-from rematch.planner import Planner, Settings
-from rematch.plans import Plan
+from rematch.planning.budget import parse_budget
+from rematch.planning.plan import Plan
+from rematch.planning.planner import Planner, Settings
 from rematch.solvers.base import DEFAULT_SOLVER, DEFAULT_TIME_LIMIT, Solver, make_solver
 
 M = TypeVar("M", bound=nn.Module)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from rematch.graph import Graph, Schedule, Simulation
     from rematch.graph.formats import Loaded
-    from rematch.plans import Figures, Plan
+    from rematch.planning.plan import Figures, Plan
     from rematch.solvers import Problem, Solution, Solver
 
 # What `solve --json` prints, in this order; the names are those of `Figures`.
@@ -109,10 +109,10 @@ def solve(
     plugin: Plugin = None,
 ) -> None:
     """Find the fastest schedule of GRAPH within a budget, and how far from the fastest it can be."""
-    from rematch.budget import parse_budget, require_possible
     from rematch.files import require_writable
     from rematch.graph import baseline, simulate
-    from rematch.plans import Figures, Plan
+    from rematch.planning.budget import parse_budget, require_possible
+    from rematch.planning.plan import Figures, Plan
     from rematch.report.text import describe_failure
     from rematch.solvers import DEFAULT_SOLVER, Problem
 
@@ -165,7 +165,7 @@ def show(
     """Say what is in a graph or a plan, and draw it."""
     from rematch.files import read_json, require_writable
     from rematch.graph.formats import graph_from_json
-    from rematch.plans import Plan, is_plan
+    from rematch.planning.plan import Plan, is_plan
     from rematch.report.plot import picture_format
     from rematch.report.text import describe_graph
 
@@ -194,7 +194,7 @@ def check(
     plain: Plain = False,
 ) -> None:
     """Check that PLAN is for GRAPH, valid, and within its budget."""
-    from rematch.plans import Plan, extra_pct
+    from rematch.planning.plan import Plan, extra_pct
     from rematch.report.text import format_extra
     from rematch.units import format_bytes
 

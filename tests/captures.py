@@ -19,7 +19,7 @@ from rematch.capture.joint import Capture
 from rematch.execute.module import twin_of
 from rematch.execute.runner import Runner
 from rematch.graph import Graph, Op, Phase, Schedule
-from rematch.planner import Planner, Settings
+from rematch.planning.planner import Planner, Settings
 from rematch.solvers.base import Deadline, OnProgress, Problem, Solution, Solver, Status
 
 UNLIMITED_BYTES = 2**50

@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 import rematch
-from rematch import planner
 from rematch.api import as_arguments
 from rematch.errors import (
     BudgetError,
@@ -28,7 +27,8 @@ from rematch.errors import (
 )
 from rematch.graph import Phase
 from rematch.graph.blocks import repeated_blocks
-from rematch.plans import Plan
+from rematch.planning import planner
+from rematch.planning.plan import Plan
 from tests.modules import Net, batch, mean_square
 from tests.training import assert_trains_alike, noted, same_bits
 

@@ -31,7 +31,7 @@ def test_help_loads_nothing_heavy() -> None:
     assert not modules_after(code) & (HEAVY | {"numpy"})
 
 
-@pytest.mark.parametrize("room", ["rematch.graph", "rematch.solvers", "rematch.plans", "rematch.report.text"])
+@pytest.mark.parametrize("room", ["rematch.graph", "rematch.solvers", "rematch.planning.plan", "rematch.report.text"])
 def test_rooms_load_no_solver_library(room: str) -> None:
     assert not modules_after(f"import {room}") & HEAVY
 

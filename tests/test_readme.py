@@ -11,7 +11,7 @@ import pytest
 import rematch
 from rematch.graph.formats import save_graph
 from rematch.graph.generators import gpt
-from rematch.plans import Plan
+from rematch.planning.plan import Plan
 from rematch.solvers import base, make_solver
 
 README = Path(__file__).parent.parent / "README.md"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rematch.report.charts import Panel, draw_curves
-from rematch.solvers.hierarchy.hpartition import HPartition
+from rematch.solvers.hiremate.hpartition import HPartition
 
 from .curves import OVERHEAD, PERCENT, caption, overhead, percent, series, title
 from .ledger import FigureSettings, Ledger, Row

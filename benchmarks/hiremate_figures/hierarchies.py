@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rematch.report.hierarchy import draw_hierarchy
-from rematch.solvers.hierarchy import make_partitioner
+from rematch.solvers.hiremate import make_partitioner
 
 from .ledger import FigureSettings
 

@@ -9,7 +9,7 @@ table finds them in time linear in what is written. HiRemate asks this of the pa
 user wrote, and report the largest that repeat. Every operator is written once for each module around it.
 
 Beyond the paper, the text says which values are resident, targets or held, and which are used outside the block, so
-that a schedule of one block, renamed, is one of another. `rematch.solvers.hierarchy.canonical` asks it of cut parts, in
+that a schedule of one block, renamed, is one of another. `rematch.solvers.hiremate.canonical` asks it of cut parts, in
 the same words.
 """
 

@@ -17,7 +17,7 @@ from itertools import pairwise
 
 from rematch.errors import GraphError
 from rematch.graph.model import Graph, Op, Phase, Value
-from rematch.graph.tape import Tape
+from rematch.graph.training import Tape
 
 
 def chain(layers: int = 50, vary_percent: int = 75, seed: int = 0) -> Graph:

@@ -23,8 +23,8 @@ from rematch.graph import Graph
 from rematch.graph.dot import quoted
 from rematch.report.plot import new_figure, picture_format
 from rematch.report.text import count_of
-from rematch.solvers.hierarchy.canonical import EqualBlocks, equal_blocks
-from rematch.solvers.hierarchy.partition import Part
+from rematch.solvers.hiremate.canonical import EqualBlocks, equal_blocks
+from rematch.solvers.hiremate.partition import Part
 from rematch.units import format_bytes
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ import numpy as np
 from rematch.errors import FormatError, RematchError
 from rematch.graph import Graph, Phase, Schedule, Simulation, baseline, simulate
 from rematch.graph.model import Bools, Floats, Ints, Longs
-from rematch.plans import extra_pct
+from rematch.planning.plan import extra_pct
 from rematch.report.text import count_of, format_extra
 from rematch.units import SECONDS_UNITS, format_bytes, format_seconds
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rematch.plans import extra_pct
+from rematch.planning.plan import extra_pct
 from rematch.report.text import format_extra
 from rematch.solvers.base import OnProgress, Progress
 

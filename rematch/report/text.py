@@ -13,10 +13,10 @@ import numpy as np
 
 from rematch.graph import Graph, Phase, baseline, simulate
 from rematch.graph.blocks import BlockClass, repeated_blocks
-from rematch.plans import Figures, Plan, Recomputed
+from rematch.planning.plan import Figures, Plan, Recomputed
 from rematch.solvers.base import Status
-from rematch.solvers.decomposition.elimination import Heuristic, decompose
-from rematch.solvers.decomposition.tree import operator_neighbours
+from rematch.solvers.treewidth.elimination import Heuristic, decompose
+from rematch.solvers.treewidth.tree_decomposition import operator_neighbours
 from rematch.units import format_bytes, format_seconds
 
 _BARS = "▁▂▃▄▅▆▇█"

@@ -23,7 +23,7 @@ from rematch.graph.generators import (
     training_graph,
     unet,
 )
-from rematch.graph.tape import Tape
+from rematch.graph.training import Tape
 from tests.strategies import plain_graphs, renumbered
 
 

@@ -11,7 +11,7 @@ from rematch.errors import FormatError
 from rematch.graph import Graph, Op, Value
 from rematch.graph.generators import gpt, unet
 from rematch.report.hierarchy import _boxes, _names, _skips, draw_hierarchy, hierarchy_dot
-from rematch.solvers.hierarchy import Part, make_partitioner
+from rematch.solvers.hiremate import Part, make_partitioner
 
 
 def line(length: int) -> Graph:

@@ -9,7 +9,7 @@ import pytest
 
 from rematch.graph import Graph, Op, Phase, Schedule, Value, baseline, simulate
 from rematch.graph.generators import chain
-from rematch.plans import Figures, Part, Plan, Recomputed
+from rematch.planning.plan import Figures, Part, Plan, Recomputed
 from rematch.report import text
 from rematch.report.text import (
     describe_failure,

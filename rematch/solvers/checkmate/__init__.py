@@ -1,0 +1,1 @@
+"""Checkmate (Jain et al., MLSys 2020): the mixed-integer program and its LP rounding."""

@@ -1,0 +1,1 @@
+"""Checkpoint policies: Chen et al. on chains and on any graph, and revolve."""

@@ -1,0 +1,77 @@
+"""Sequences of operators made to keep a graph's rules, and made shorter where memory allows it.
+
+`pruned(graph, in_turn(graph, sequence), limit_bytes)`
+
+Algorithms on the shape of a graph (Kumar et al., NeurIPS 2019) know neither operators that may run only once nor a
+budget. Both are dealt with afterwards, on the plain sequence of operators that they yield; which values are freed when
+follows from it, as `Schedule.from_ops` has it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rematch.graph import Graph, Schedule
+from rematch.graph.model import Ints
+from rematch.solvers.incumbent import Incumbent
+
+_PASSES = 4  # few runs go after the second
+
+
+def in_turn(graph: Graph, sequence: Ints) -> Ints:
+    """The sequence as far as the rules of `graph` let it run, valid if each operator ran after those it reads.
+
+    An operator that may not run again, because it is marked once or reads what has been changed since, is left out: its
+    values stay in memory from when it ran. Operators marked once take their turns in default order; what has not run
+    when its last chance comes, or when one of these needs it, runs then.
+    """
+    from rematch.solvers.common import pruning_kernels
+
+    a = graph.arrays
+    ordered: Ints = pruning_kernels.in_turn(
+        sequence, a.order, a.position, a.inputs_ptr, a.inputs, a.producer, a.once, a.once_from, a.once_until,
+        a.held, a.loss,
+    )  # fmt: skip
+    return ordered
+
+
+def in_default_order(graph: Graph, sequence: Ints) -> Ints:
+    """The sequence with first computations in default order: what is skipped runs before what comes after it.
+
+    Where that was computed later than now, it is computed then once more; `pruned` drops what is of no use.
+    """
+    position = graph.arrays.position
+    first = 0  # the position of the next first computation
+    ordered: list[int] = []
+    for op in sequence.tolist():
+        if position[op] >= first:
+            ordered += graph.order[first : position[op] + 1]
+            first = int(position[op]) + 1
+        elif not graph.ops[op].once:
+            ordered.append(op)
+    return np.array([*ordered, *graph.order[first:]], dtype=np.int32)
+
+
+def pruned(graph: Graph, sequence: Ints, limit_bytes: int, *, keep_first: bool = False) -> Ints:
+    """A valid sequence without the recomputations that the limit does not ask for.
+
+    A recomputation goes if its values can stay in memory from the run before without a peak above `limit_bytes`, or
+    above the peak that `sequence` has already; with it goes what was recomputed for it alone. So the result is never
+    slower than the sequence, and of a larger peak only within the limit. With `keep_first` the first run of each
+    operator stays, and with it their order, even where nothing reads it before the next.
+    """
+    from rematch.solvers.common import pruning_kernels
+
+    a = graph.arrays
+    shorter: Ints = pruning_kernels.pruned(
+        sequence, limit_bytes, keep_first, _PASSES, a.inputs_ptr, a.inputs, a.outputs_ptr, a.outputs, a.size,
+        a.workspace, a.seconds, a.once, a.target, a.held, a.loss, a.resident_bytes,
+    )  # fmt: skip
+    return shorter
+
+
+def offer_in_default_order(incumbent: Incumbent, sequence: Ints, by: str) -> bool:
+    """Offer a sequence with first computations in default order, without what the budget has room to keep instead."""
+    graph, budget_bytes = incumbent.problem.graph, incumbent.problem.budget_bytes
+    ordered = in_turn(graph, in_default_order(graph, sequence))
+    return incumbent.offer(Schedule.from_ops(graph, pruned(graph, ordered, budget_bytes, keep_first=True)), by)

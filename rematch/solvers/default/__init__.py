@@ -1,0 +1,1 @@
+"""The default solver `auto` and the searches it combines: greedy, local search and the epoch relaxation."""

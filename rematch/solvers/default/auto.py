@@ -1,0 +1,181 @@
+"""The default: greedy for a first schedule, then local search and the epoch relaxation side by side.
+
+`solve(problem, "auto", time_limit=60)`
+
+Local search (`anneal`) finds good schedules fast and proves nothing; the relaxation (`epochs`) proves, and its lifted
+schedules are often optimal, or nearly within the budget. They run in two threads, whose inner loops are compiled and
+let go of Python's lock, and share one incumbent: the relaxation searches only below the best schedule known, and each
+lifted schedule that breaks the budget goes to the local search to repair. The relaxation comes first without whole
+numbers, which takes seconds for 50,000 operators. If nothing is found by then and nothing proved, published methods
+that need little time are asked in turn (tree decompositions, checkpoints, chains of blocks), each for a share of the
+time. The search ends when the bound meets the schedule (or comes within `gap_target`), or at the deadline. Where
+nothing was found, the last part of the time goes to saying which budgets can be kept. The solution's log tells what was
+tried, and what it found.
+
+With `threads=1` the two take turns, the local search for `iterations` moves each time, so that a run that is not cut
+short by the clock is the same every time.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from rematch.errors import ScheduleError
+from rematch.graph import Schedule, baseline
+from rematch.solvers.base import (
+    BoundScope,
+    Deadline,
+    OnProgress,
+    Problem,
+    Solution,
+    Solver,
+    in_silence,
+    make_solver,
+)
+from rematch.solvers.common.pruning import offer_in_default_order
+from rematch.solvers.default.anneal import LocalSearch
+from rematch.solvers.default.epochs import relax_epochs, search_epochs
+from rematch.solvers.default.greedy import Greedy, greedy_schedule
+from rematch.solvers.incumbent import Incumbent
+from rematch.solvers.minimum import smallest_budget, surely_needed_bytes
+
+_MOVES_AT_ONCE = 20_000  # of local search, between two looks at what the relaxation found
+_HEAD_START_SECONDS = 1.0  # of local search before the relaxation, whose work a good cut-off shortens
+_GREEDY_SHARE = 0.05  # of the time limit at most
+_GREEDY_SECONDS = 2.0  # and at most: its time grows with the square of the graph
+_OTHERS = ("twremat", "feng_huang", "rotor")  # in the order of the time they take
+_OTHERS_SHARE = 0.1  # of the time left, for each of them
+_BUDGETS_SHARE = 0.15  # of the time limit, kept for the smallest budget when nothing is found
+_BUDGETS_SECONDS = 9.0  # at most
+
+
+@dataclass(frozen=True)
+class Auto(Solver):
+    """Near-optimal in seconds, with a proof of how near."""
+
+    name = "auto"
+    paper = "our own: greedy, anneal and epochs together, and published methods where these find nothing"
+
+    seed: int = 0
+    threads: int = 2
+    iterations: int = 200_000  # moves of local search in a turn, with one thread
+    moments: int = 6  # of the relaxation's first round
+    gap_target: float = 0.0  # end within this share of the time without recomputation of the bound
+
+    def prepare(self) -> None:
+        Greedy().prepare()  # the local search compiles in its own thread, while the relaxation is at work
+
+    def solve(self, problem: Problem, *, deadline: Deadline, on_progress: OnProgress) -> Solution:
+        reserve = min(_BUDGETS_SHARE * deadline.remaining, _BUDGETS_SECONDS)
+        incumbent = Incumbent(
+            problem, deadline, on_progress, gap_target=self.gap_target, give_up_seconds=deadline.remaining - reserve
+        )
+        if problem.budget_bytes < surely_needed_bytes(problem.graph):
+            incumbent.prove_infeasible(self.name, BoundScope.ANY_ORDER)
+        incumbent.offer(baseline(problem.graph), "noremat")
+        if not incumbent.over:
+            seconds = min(_GREEDY_SHARE * deadline.remaining, _GREEDY_SECONDS)
+            incumbent.offer(greedy_schedule(problem, deadline.within(seconds)), "greedy")
+        if not incumbent.over:
+            self.improve(incumbent)
+        solution = incumbent.solution(self.name)
+        if solution.schedule is not None:
+            return solution
+        known = smallest_budget(problem.graph, deadline.within(_BUDGETS_SECONDS), seed=self.seed)
+        return replace(
+            solution,
+            infeasible_up_to_bytes=max(
+                known.infeasible_up_to_bytes, problem.budget_bytes if incumbent.infeasible else 0
+            ),
+            feasible_from_bytes=known.feasible_from_bytes,
+        )
+
+    def improve(self, incumbent: Incumbent) -> None:
+        """Local search and the relaxation from what is known, until the search is over."""
+        if self.threads > 1:
+            self._side_by_side(incumbent)
+        else:
+            self._in_turns(incumbent)
+
+    def _side_by_side(self, incumbent: Incumbent) -> None:
+        lifted: queue.SimpleQueue[Schedule] = queue.SimpleQueue()
+        worker = _LocalSearchThread(incumbent, lifted, self.seed)
+        worker.start()
+        worker.join(min(_HEAD_START_SECONDS, 0.1 * incumbent.deadline.remaining))
+        relax_epochs(incumbent, on_lift=lifted.put)
+        _ask_others(incumbent)
+        search_epochs(incumbent, moments=self.moments, on_lift=lifted.put)
+        while worker.is_alive() and not incumbent.over:
+            worker.join(0.05)
+        if worker.error is not None:
+            raise worker.error
+
+    def _in_turns(self, incumbent: Incumbent) -> None:
+        search = LocalSearch(incumbent.problem, seed=self.seed, start=incumbent.schedule)
+
+        def take_a_turn() -> None:
+            _offer(search, incumbent)
+            for _ in range(0, self.iterations, _MOVES_AT_ONCE):
+                if incumbent.over:
+                    return
+                search.run(_MOVES_AT_ONCE)
+                _offer(search, incumbent)
+
+        def repair(lifted: Schedule) -> None:
+            search.adopt(lifted)
+            take_a_turn()
+
+        take_a_turn()
+        relax_epochs(incumbent, on_lift=repair)
+        _ask_others(incumbent)
+        search_epochs(incumbent, moments=self.moments, on_lift=repair)
+
+
+def _ask_others(incumbent: Incumbent) -> None:
+    """Published methods in turn, until one finds a schedule within the budget."""
+    for name in _OTHERS:
+        solver = make_solver(name)
+        if incumbent.schedule is not None or incumbent.over or not solver.applicable(incumbent.problem):
+            continue
+        deadline = incumbent.deadline.within(_OTHERS_SHARE * incumbent.deadline.remaining)
+        found = solver.solve(incumbent.problem, deadline=deadline, on_progress=in_silence)
+        if found.schedule is None:
+            incumbent.tell(name, "no schedule within the budget")
+        elif not offer_in_default_order(incumbent, found.schedule.ops, name):
+            incumbent.offer(found.schedule, name)  # better than none, though local search cannot start from it
+
+
+class _LocalSearchThread(threading.Thread):
+    """Local search until the incumbent's search is over, from the best schedule known and every lifted one."""
+
+    def __init__(self, incumbent: Incumbent, lifted: queue.SimpleQueue[Schedule], seed: int) -> None:
+        super().__init__(name="rematch local search", daemon=True)  # it may be compiling when the deadline comes
+        self.error: Exception | None = None
+        self._incumbent, self._lifted, self._seed = incumbent, lifted, seed
+
+    def run(self) -> None:
+        try:
+            self._search()
+        except Exception as error:
+            self.error = error
+
+    def _search(self) -> None:
+        incumbent = self._incumbent
+        search = LocalSearch(incumbent.problem, seed=self._seed, start=incumbent.schedule)
+        _offer(search, incumbent)
+        while not (incumbent.over or search.finished):
+            if not self._lifted.empty():
+                search.adopt(self._lifted.get())
+            elif incumbent.schedule is not None and incumbent.seconds < (search.best_seconds or float("inf")):
+                with suppress(ScheduleError):  # first computations in another order than the search keeps to
+                    search.adopt(incumbent.schedule)
+            search.run(_MOVES_AT_ONCE)
+            _offer(search, incumbent)
+
+
+def _offer(search: LocalSearch, incumbent: Incumbent) -> None:
+    if search.best is not None and search.best_seconds is not None and search.best_seconds < incumbent.seconds:
+        incumbent.offer(search.best, "anneal")

@@ -1,0 +1,296 @@
+"""H-ILP: the fastest way to run a level within a budget, by integer programming.
+
+`solve_level(level, budget_bytes, deadline=Deadline(10.0))`
+
+J. Gusak et al., "HiRemate: hierarchical approach for efficient re-materialization of neural networks", ICML 2025,
+section 3.2.2 and appendix B. `hilp_model` has the program and what we changed in it, `pricing` judges what comes out.
+
+`heuristic` needs no program: it starts the search, and stands in for it where time is short. For a few shapes of
+schedules, from one run of everything to forward passes that are repeated before every backward pass (Chen et al., 2016;
+Griewank, 1992), it begins with the fastest options and, as long as the budget is broken, takes the option that costs
+the least time for each byte it spares at the worst moment.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
+
+from rematch.solvers.base import Deadline
+from rematch.solvers.common.highs import minimise
+from rematch.solvers.hiremate.hilp_model import HilpModel
+from rematch.solvers.hiremate.level import Level, LevelSolution, Pass, Run
+from rematch.solvers.hiremate.pricing import Judge, price
+
+__all__ = ["heuristic", "price", "solve_level"]
+
+_TOLERANCE = 1e-6  # percent of the least seconds
+_SHARE_OF_HEURISTIC = 0.25  # of the time, at most
+
+
+def solve_level(
+    level: Level,
+    budget_bytes: int,
+    *,
+    deadline: Deadline,
+    start: Sequence[Run] | None = None,
+    corrections: bool = True,
+    repeat_backward: bool = False,
+    gap_target: float = 1e-6,
+) -> LevelSolution | None:
+    """The fastest runs found, or None. `proved` if no runs of the program's kind beat them by more than `gap_target`.
+
+    `start` are runs to improve on, by default those of `heuristic`; `gap_target` is a share of the level's least
+    seconds. Without `corrections` memory is overestimated, and the program is smaller.
+    """
+    judge = Judge(level)
+    known = _within(judge, budget_bytes, start)
+    if known is None:
+        quick = deadline.within(_SHARE_OF_HEURISTIC * deadline.remaining)
+        known = _within(judge, budget_bytes, _quick_runs(judge, budget_bytes, quick))
+    if known is not None and known.seconds <= judge.least_seconds * (1.0 + gap_target):
+        return replace(known, proved=True)
+    if deadline.expired or budget_bytes < judge.given_bytes:
+        return known
+    model = HilpModel(judge, budget_bytes, corrections=corrections, repeat_backward=repeat_backward)
+    allowed = max(_TOLERANCE, 100.0 * gap_target)
+    found = minimise(
+        model.program,
+        deadline=deadline,
+        cutoff=math.inf if known is None else known.seconds * model.percent - allowed,
+        absolute_gap=allowed,
+        start=None if known is None else model.point_of(known.runs),
+    )
+    better = None if found.point is None else _within(judge, budget_bytes, model.runs_at(found.point))
+    refused = found.point is not None and better is None  # over budget within the solver's tolerance
+    best = min((s for s in (known, better) if s is not None), key=lambda s: s.seconds, default=None)
+    return None if best is None else replace(best, proved=found.finished and not refused)
+
+
+def _within(judge: Judge, budget_bytes: int, runs: Sequence[Run] | None) -> LevelSolution | None:
+    """What the runs cost, unless they break the budget."""
+    if runs is None:
+        return None
+    solution = judge.price(runs)
+    return solution if solution.peak_bytes <= budget_bytes else None
+
+
+# --- heuristic --------------------------------------------------------------------------------------------------------
+
+
+def heuristic(level: Level, budget_bytes: int, *, deadline: Deadline | None = None) -> tuple[Run, ...] | None:
+    """Runs within the budget found quickly, or None."""
+    return _quick_runs(Judge(level), budget_bytes, deadline or Deadline())
+
+
+# A step of a shape is a node and the slot whose option it takes: that of its layer, for the forward and backward that
+# belong together, or a second one for forwards whose phantom nobody wants. The loss has the slot -1.
+Step = tuple[int, int]
+
+
+def _quick_runs(judge: Judge, budget_bytes: int, deadline: Deadline) -> tuple[Run, ...] | None:
+    fitters = sorted((_Fitter(judge, shape) for shape in set(_shapes(judge))), key=lambda f: f.seconds)
+    best: tuple[Run, ...] | None = None
+    best_seconds = math.inf
+    for fitter in fitters:
+        if fitter.seconds >= best_seconds or (deadline.expired and fitter is not fitters[0]):
+            break
+        if fitter.fit(budget_bytes, deadline) and fitter.seconds < best_seconds:
+            best, best_seconds = fitter.runs(), fitter.seconds
+    return best
+
+
+def _shapes(judge: Judge) -> Iterator[tuple[Step, ...]]:
+    """All layers once; then the last ones once and the others, in groups, again before their backward passes."""
+    order = judge.level.backward_order
+    again = _Again(judge)
+    yield again.shape(order, ())
+    for size in _group_sizes(len(order)):
+        for kept in {size, *(len(order) * eighths // 8 for eighths in range(1, 8))}:
+            yield again.shape(order[:kept], chain.from_iterable(map(again.group, _cut(order[kept:], size))))
+        for leaf in (1, 2, 4):
+            halved = (again.halved(group, leaf) for group in _cut(order[leaf:], size))
+            yield again.shape(order[:leaf], chain.from_iterable(halved))
+        yield again.shape(order[:1], chain.from_iterable(map(again.from_the_start, _cut(order[1:], size))))
+
+
+def _group_sizes(count: int) -> set[int]:
+    return {-(-count // groups) for groups in range(1, count + 1)}
+
+
+def _cut(layers: Sequence[int], size: int) -> list[Sequence[int]]:
+    return [layers[at : at + size] for at in range(0, len(layers), size)]
+
+
+class _Again:
+    """Ways to run forwards again for the backwards of some layers, given in backward order."""
+
+    def __init__(self, judge: Judge) -> None:
+        self._number = judge.number
+        self._layers = len(judge.level.layers)
+        self._lone = [j for j, layer in enumerate(judge.level.layers) if not layer.has_backward]
+
+    def shape(self, kept: Sequence[int], rest: Iterable[Step]) -> tuple[Step, ...]:
+        """Forward, loss, backward of the `kept` layers, and the `rest`."""
+        once = set(kept)
+        forward = (self._save(j) if j in once else self._pass(j) for j in range(self._layers))
+        return (*forward, (self._number[Pass.LOSS, -1], -1), *map(self._back, kept), *rest)
+
+    def group(self, layers: Sequence[int]) -> Iterator[Step]:
+        """All forwards, then all backwards."""
+        saving = set(layers)
+        yield from (self._save(j) if j in saving else self._pass(j) for j in self._with_lone(layers))
+        yield from map(self._back, layers)
+
+    def halved(self, layers: Sequence[int], size: int) -> Iterator[Step]:
+        """Run up to the later half, do that half, then the other: few data wait, log n forwards each."""
+        if len(layers) <= size:
+            yield from self.group(layers)
+            return
+        later, earlier = layers[: len(layers) // 2], layers[len(layers) // 2 :]
+        yield from map(self._pass, self._with_lone(earlier))
+        yield from self.halved(later, size)
+        yield from self.halved(earlier, size)
+
+    def from_the_start(self, layers: Sequence[int]) -> Iterator[Step]:
+        """Before each backward everything up to it: nothing waits, n forwards each."""
+        for at in range(len(layers)):
+            yield from map(self._pass, self._with_lone(layers[at + 1 :]))
+            yield from self.group(layers[at : at + 1])
+
+    def _with_lone(self, layers: Sequence[int]) -> list[int]:
+        """In forward order, and with layers between them that have no backward."""
+        between = (j for j in self._lone if layers and min(layers) < j < max(layers))
+        return sorted((*layers, *between))
+
+    def _save(self, layer: int) -> Step:
+        return self._number[Pass.FORWARD, layer], layer
+
+    def _pass(self, layer: int) -> Step:
+        return self._number[Pass.FORWARD, layer], self._layers + layer
+
+    def _back(self, layer: int) -> Step:
+        return self._number[Pass.BACKWARD, layer], layer
+
+
+class _Fitter:
+    """A shape with an option in every slot, to begin with the fastest."""
+
+    def __init__(self, judge: Judge, shape: Sequence[Step]) -> None:
+        self._judge, self._shape = judge, shape
+        self._places: dict[int, list[int]] = defaultdict(list)
+        for place, (_, slot) in enumerate(shape):
+            self._places[slot].append(place)
+        self._seconds = {slot: self._slot_seconds(places) for slot, places in self._places.items()}
+        self._choice = {slot: seconds.index(min(seconds)) for slot, seconds in self._seconds.items()}
+
+    @property
+    def seconds(self) -> float:
+        return math.fsum(self._seconds[slot][option] for slot, option in self._choice.items())
+
+    def runs(self) -> tuple[Run, ...]:
+        return self._runs(self._choice)
+
+    def _runs(self, choice: dict[int, int]) -> tuple[Run, ...]:
+        nodes = self._judge.nodes
+        return tuple(
+            Run(nodes[number].of, nodes[number].layer, choice[slot] if slot >= 0 else -1)
+            for number, slot in self._shape
+        )
+
+    def fit(self, budget_bytes: int, deadline: Deadline) -> bool:
+        """Choose options that keep the budget, if that looks possible, and then faster ones that still do."""
+        frugal = next((choice for choice in self._frugal_choices() if self._peak_bytes(choice) <= budget_bytes), None)
+        if frugal is None:
+            return False
+        if not self._spare(budget_bytes, deadline):
+            self._choice = frugal
+        self._speed_up(budget_bytes, deadline)
+        return True
+
+    def _frugal_choices(self) -> Iterator[dict[int, int]]:
+        """The options that leave the least; those that need the least with what their runs hold."""
+        yield {slot: self._least_held(slot, with_overhead=False) for slot in self._places}
+        yield {slot: self._least_held(slot, with_overhead=True) for slot in self._places}
+
+    def _least_held(self, slot: int, *, with_overhead: bool) -> int:
+        ways = [self._judge.nodes[self._shape[place][0]].ways for place in self._places[slot]]
+
+        def held_bytes(option: int) -> int:
+            overheads = (of_node[option].overhead_bytes for of_node in ways) if with_overhead else ()
+            return self._left_bytes(slot)[option] + max(overheads, default=0)
+
+        possible = (option for option, seconds in enumerate(self._seconds[slot]) if math.isfinite(seconds))
+        return min(possible, key=lambda option: (held_bytes(option), self._seconds[slot][option]))
+
+    def _peak_bytes(self, choice: dict[int, int]) -> int:
+        return int(self._judge.memory(self._runs(choice)).max(initial=0))
+
+    def _spare(self, budget_bytes: int, deadline: Deadline) -> bool:
+        """Change options, none twice, until the budget is kept; whether it is."""
+        tried = set(self._choice.items())
+        while True:
+            memory = self._judge.memory(self.runs())
+            worst = int(memory.argmax())
+            excess = int(memory[worst]) - budget_bytes
+            if excess <= 0:
+                return True
+            moves = [move for move in self._moves(worst, excess) if move[1:] not in tried]
+            if not moves or deadline.expired:
+                return False
+            _, slot, option = min(moves)
+            self._choice[slot] = option
+            tried.add((slot, option))
+
+    def _moves(self, place: int, excess: int) -> Iterator[tuple[float, int, int]]:
+        """Options that hold less at a place: the time each costs for a byte that is needed, slot and option."""
+        for slot, now in self._choice.items():
+            held = self._held_bytes(slot, place)
+            for option, seconds in enumerate(self._seconds[slot]):
+                if held[option] < held[now] and math.isfinite(seconds):
+                    spared = min(held[now] - held[option], excess)
+                    yield (seconds - self._seconds[slot][now]) / spared, slot, option
+
+    def _held_bytes(self, slot: int, place: int) -> list[int]:
+        """Per option of a slot, what it holds at a place of the shape, as far as that depends on the option."""
+        number, running = self._shape[place]
+        places = self._places[slot]
+        if running == slot:
+            ways = self._judge.nodes[number].ways
+            return [left + way.overhead_bytes for left, way in zip(self._left_bytes(slot), ways, strict=True)]
+        return self._left_bytes(slot) if places[0] < place < places[-1] else [0] * len(self._seconds[slot])
+
+    def _left_bytes(self, slot: int) -> list[int]:
+        """Per option of a slot, what waits for the backward: the phantom, and data that this option reads."""
+        if slot < 0:
+            return [0]
+        layers = self._judge.level.layers
+        if slot >= len(layers):
+            return [option.phantom_bytes for option in layers[slot - len(layers)].options]
+        return [option.phantom_bytes + self._bytes(option.backward_reads) for option in layers[slot].options]
+
+    def _bytes(self, data: frozenset[int]) -> int:
+        return sum(self._judge.level.data_bytes[datum] for datum in data)
+
+    def _speed_up(self, budget_bytes: int, deadline: Deadline) -> None:
+        """Whatever faster option fits, those first that save the most time."""
+        gains = sorted(
+            (seconds - self._seconds[slot][now], slot, option)
+            for slot, now in self._choice.items()
+            for option, seconds in enumerate(self._seconds[slot])
+            if seconds < self._seconds[slot][now]
+        )
+        for _, slot, option in gains:
+            now = self._choice[slot]
+            if deadline.expired or self._seconds[slot][option] >= self._seconds[slot][now]:
+                continue
+            if self._peak_bytes(self._choice | {slot: option}) <= budget_bytes:
+                self._choice[slot] = option
+
+    def _slot_seconds(self, places: Sequence[int]) -> list[float]:
+        """Per option of a slot, what all its runs take."""
+        ways = zip(*(self._judge.nodes[self._shape[place][0]].ways for place in places), strict=True)
+        return [math.fsum(way.seconds for way in of_option) for of_option in ways]

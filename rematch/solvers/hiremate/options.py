@@ -1,0 +1,202 @@
+"""Ways to run a piece, what each costs its surroundings, and which of many to pass on to the level above.
+
+`spread(undominated(option_of(part, schedule) for schedule in schedules), 6)`
+
+A piece is solved as a small graph of its own (`rotor_blocks.part_with_gap`): its forward pass, then a gap that stands
+for all that happens until its gradients arrive, then its backward pass. A schedule of that graph is an *option*. The
+numbers of operators in an option are those of the small graph, which equal pieces have in common: what is found for one
+holds for all, and `Option.ops_of` says it in a piece's own words.
+
+The gap's workspace limits what a schedule may hold meanwhile, so the same solvers that keep a budget find options that
+save little: `limits` names pairs of both (Gusak et al., HiRemate, ICML 2025, section 3.2.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rematch.graph import Graph, Schedule, baseline, simulate
+from rematch.solvers.common.blocks import GRADIENTS, Block, Part, total_bytes
+from rematch.solvers.hiremate.level import LayerOption, Moment
+
+_SHARES = ((1.0, 0.7), (1.0, 0.4), (1.0, 0.2), (1.0, 0.0), (0.5, 0.5), (0.5, 0.0), (0.0, 0.0))
+
+
+@dataclass(frozen=True)
+class Option:
+    """A way to run a piece: operators before and after the gap, by their number in the piece's small graph."""
+
+    forward: tuple[int, ...]
+    backward: tuple[int, ...]
+    seconds: float
+    peak_bytes: int
+    phantom_bytes: int  # held over the gap beside what passes the border
+
+    def ops_of(self, part: Part) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The whole graph's operators for the piece that `part` is the small graph of."""
+        return tuple(part.ops[op] for op in self.forward), tuple(part.ops[op] for op in self.backward)
+
+
+def option_of(part: Part, schedule: Schedule) -> Option:
+    """A schedule of a piece's small graph as an option."""
+    gap = part.ops.index(GRADIENTS)
+    seen = simulate(part.graph, schedule).checked()
+    ops = schedule.ops.tolist()
+    at = ops.index(gap)
+    passing = {*part.graph.ops[gap].inputs, *part.graph.ops[gap].outputs}
+    during = int(seen.timeline_bytes[int(np.flatnonzero(schedule.steps == gap)[0])])
+    return Option(
+        forward=tuple(ops[:at]),
+        backward=tuple(ops[at + 1 :]),
+        seconds=seen.seconds - part.graph.ops[gap].seconds,
+        peak_bytes=int(np.delete(seen.timeline_bytes, np.flatnonzero(schedule.steps == gap)).max(initial=0)),
+        phantom_bytes=during - part.graph.ops[gap].workspace_bytes - total_bytes(part.graph, passing),
+    )
+
+
+def limits(part: Part) -> Iterator[tuple[Graph, int]]:
+    """The small graph with less and less memory in all and over the gap, each with its budget."""
+    gap = part.ops.index(GRADIENTS)
+    everything = baseline(part.graph)
+    plain = option_of(part, everything)
+    highest, least = plain.peak_bytes, part.graph.largest_op_bytes
+    passing = total_bytes(part.graph, {*part.graph.ops[gap].inputs, *part.graph.ops[gap].outputs})
+    for of_peak, of_phantom in _SHARES:
+        peak = least + int(of_peak * (highest - least))
+        gap_bytes = peak - passing - int(of_phantom * plain.phantom_bytes)
+        yield with_gap(part, max(0, gap_bytes)), peak
+
+
+def with_gap(part: Part, workspace_bytes: int) -> Graph:
+    """The small graph in which so many bytes are taken over the gap."""
+    gap = part.ops.index(GRADIENTS)
+    ops = list(part.graph.ops)
+    ops[gap] = replace(ops[gap], workspace_bytes=workspace_bytes)
+    return replace(part.graph, ops=tuple(ops))
+
+
+def undominated(options: Iterable[Option]) -> list[Option]:
+    """Those that no other equals or beats in time, peak and phantom, fastest first."""
+    kept: list[Option] = []
+    for option in sorted(options, key=lambda o: (o.seconds, o.phantom_bytes, o.peak_bytes)):
+        if not any(o.phantom_bytes <= option.phantom_bytes and o.peak_bytes <= option.peak_bytes for o in kept):
+            kept.append(option)
+    return kept
+
+
+def spread(options: Sequence[Option], count: int) -> list[Option]:
+    """At most `count` options with peaks far apart: the highest, the lowest, then the one furthest from all chosen.
+
+    Of equal peaks the one that holds less over the gap comes first.
+    """
+    waiting = sorted(options, key=lambda o: (-o.peak_bytes, o.phantom_bytes))
+    chosen: list[Option] = []
+    while waiting and len(chosen) < count:
+        if len(chosen) < 2:
+            best = waiting[0] if not chosen else min(waiting, key=lambda o: (o.peak_bytes, o.phantom_bytes))
+        else:
+            best = max(waiting, key=lambda o: _distance(o, chosen))
+        chosen.append(best)
+        waiting.remove(best)
+    return sorted(chosen, key=lambda o: o.seconds)
+
+
+def _distance(option: Option, chosen: Sequence[Option]) -> int:
+    """How far peak and phantom are from those of the nearest chosen one."""
+    return min(abs(option.peak_bytes - o.peak_bytes) + abs(option.phantom_bytes - o.phantom_bytes) for o in chosen)
+
+
+def layer_option(block: Block, part: Part, option: Option, data_of: dict[int, int]) -> LayerOption:
+    """The option as a level sees it: `data_of` numbers the values that pass between the level's layers."""
+    return _Walk(block, part, data_of).option(option)
+
+
+class _Walk:
+    """Runs an option step by step, apart into what the surroundings see and what only the run itself holds."""
+
+    def __init__(self, block: Block, part: Part, data_of: dict[int, int]) -> None:
+        self._part = part
+        self._data_of = data_of
+        self._size = [value.size_bytes for value in part.graph.values]
+        passing = {*block.output, *block.gradients, *block.returned, *block.kept}
+        self._own_forward = frozenset(v for v, name in enumerate(part.values) if name not in passing)
+        # A backward that makes an output again keeps it to itself.
+        again = frozenset(v for v, name in enumerate(part.values) if name in block.output)
+        self._own_backward = self._own_forward | again
+
+    def option(self, option: Option) -> LayerOption:
+        forward, phantom = self._moments(option.forward, frozenset(), self._own_forward, option.backward)
+        backward, _ = self._moments(option.backward, phantom, self._own_backward, ())
+        seconds = self._part.graph.arrays.seconds
+        return LayerOption(
+            forward_seconds=float(seconds[list(option.forward)].sum()),
+            backward_seconds=float(seconds[list(option.backward)].sum()),
+            phantom_bytes=option.phantom_bytes,
+            forward_moments=_merged(forward, option.phantom_bytes),
+            backward_moments=_merged(backward, option.phantom_bytes),
+            backward_reads=self._data(self._read_from_outside(option.backward, phantom)),
+        )
+
+    def _moments(
+        self, ops: Sequence[int], alive: frozenset[int], own: frozenset[int], then: Sequence[int]
+    ) -> tuple[list[Moment], frozenset[int]]:
+        """What each run holds of its `own`, from what is `alive` at first; and what stays for `then`."""
+        graph = self._part.graph
+        last, reads = self._last_uses(ops, then), self._last_reads_of_others(ops)
+        unmade = {value for op in ops for value in graph.ops[op].outputs} - own
+        held, moments = set(alive), []
+        for at, op in enumerate(ops):
+            unmade.difference_update(graph.ops[op].outputs)
+            held.update(own.intersection(graph.ops[op].outputs))
+            held_bytes = sum(self._size[value] for value in held) + graph.ops[op].workspace_bytes
+            finished = self._data(value for value, end in reads.items() if end < at)
+            moments.append(Moment(held_bytes, finished, self._data(unmade)))
+            held = {value for value in held if last.get(value, -1) > at}
+        return moments, frozenset(held)
+
+    def _last_uses(self, ops: Sequence[int], then: Sequence[int]) -> dict[int, int]:
+        """Per value the number of its last use; beyond the end if `then` reads it without making it first."""
+        graph = self._part.graph
+        last: dict[int, int] = {}
+        for at, op in enumerate(ops):
+            last.update(dict.fromkeys((*graph.ops[op].inputs, *graph.ops[op].outputs), at))
+        made: set[int] = set()
+        for op in then:
+            last.update(dict.fromkeys((v for v in graph.ops[op].inputs if v not in made), len(ops)))
+            made.update(graph.ops[op].outputs)
+        return last
+
+    def _last_reads_of_others(self, ops: Sequence[int]) -> dict[int, int]:
+        """Per value of the surroundings that the run reads, the number of the last reader."""
+        graph = self._part.graph
+        made: set[int] = set()
+        last: dict[int, int] = {}
+        for at, op in enumerate(ops):
+            for value in graph.ops[op].inputs:
+                if value not in made and self._part.values[value] in self._data_of:
+                    last[value] = at
+            made.update(graph.ops[op].outputs)
+        return last
+
+    def _read_from_outside(self, ops: Sequence[int], phantom: frozenset[int]) -> Iterator[int]:
+        graph = self._part.graph
+        made = set(phantom)
+        for op in ops:
+            yield from (value for value in graph.ops[op].inputs if value not in made)
+            made.update(graph.ops[op].outputs)
+
+    def _data(self, values: Iterable[int]) -> frozenset[int]:
+        names = (self._part.values[value] for value in values)
+        return frozenset(self._data_of[name] for name in names if name in self._data_of)
+
+
+def _merged(moments: Iterable[Moment], phantom_bytes: int) -> tuple[Moment, ...]:
+    """One moment for each set of data that need not be there, with the most that is held beside the phantom."""
+    most: dict[tuple[frozenset[int], frozenset[int]], int] = {}
+    for moment in moments:
+        key = (moment.finished, moment.unmade)
+        most[key] = max(most.get(key, 0), moment.overhead_bytes - phantom_bytes)
+    return tuple(Moment(held, *key) for key, held in most.items())

@@ -1,0 +1,115 @@
+"""The work of solving one piece, as data that can be sent to another process.
+
+`options = solve_task(Task(...))`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from rematch.graph import Graph, Schedule, baseline, simulate
+from rematch.solvers.base import Deadline, Problem, Solver, in_silence
+from rematch.solvers.common.blocks import GRADIENTS, Block, Part as SmallGraph, needed_for
+from rematch.solvers.common.pruning import pruned
+from rematch.solvers.default.anneal import Anneal
+from rematch.solvers.hiremate.combine import Gap, Solved, combined
+from rematch.solvers.hiremate.level import Pass
+from rematch.solvers.hiremate.options import Option, limits, option_of, spread, undominated
+
+_MOVES_PER_OP = 600  # of local search under each limit
+
+
+@dataclass(frozen=True)
+class Task:
+    """A piece to be solved within so many seconds, by these solvers and by H-ILP if it has children.
+
+    `options` is how many to keep, `most_options` how many H-ILP may choose from.
+    """
+
+    block: Block
+    part: SmallGraph
+    children: tuple[Solved, ...]
+    solvers: tuple[Solver, ...]
+    options: int
+    most_options: int
+    seconds: float
+
+
+def solve_task(task: Task) -> tuple[Option, ...]:
+    """Options of a piece, fastest first: to save everything, to save nothing, and what the solvers find in between."""
+    part = task.part
+    found = [option_of(part, baseline(part.graph)), _saving_nothing(task)]
+    deadline = Deadline(task.seconds)
+    for graph, budget_bytes in limits(part):
+        if deadline.expired:
+            break
+        found += [option_of(part, schedule) for schedule in _schedules(task, graph, budget_bytes, deadline)]
+    return tuple(spread(undominated(found), task.options))
+
+
+def _saving_nothing(task: Task) -> Option:
+    """Forward; and again what backward needs, right before it."""
+    part = task.part
+    gap = part.ops.index(GRADIENTS)
+    read = {value for op in part.graph.ops[gap + 1 :] for value in op.inputs}
+    again = needed_for(part.graph, range(gap), read)
+    sequence = [*range(gap + 1), *again, *range(gap + 1, len(part.ops))]
+    return option_of(part, Schedule.from_ops(part.graph, sequence))
+
+
+def _schedules(task: Task, graph: Graph, budget_bytes: int, deadline: Deadline) -> Iterator[Schedule]:
+    """What each solver that applies finds under a limit: `graph` is the small graph with its gap as wide as allowed."""
+    problem = Problem(graph, budget_bytes)
+    finders = [partial(_by_solver, solver) for solver in task.solvers]
+    if task.children:
+        finders.append(partial(_by_children, task))
+    for find in finders:
+        if deadline.expired:
+            return
+        schedule = find(problem, deadline.within(deadline.remaining / 2))
+        if schedule is not None:
+            yield schedule
+
+
+def _by_solver(solver: Solver, problem: Problem, deadline: Deadline) -> Schedule | None:
+    if isinstance(solver, Anneal) and solver.iterations is None:
+        solver = Anneal(seed=solver.seed, iterations=_MOVES_PER_OP * len(problem.graph.ops))
+    if not solver.applicable(problem):
+        return None
+    schedule = solver.solve(problem, deadline=deadline, on_progress=in_silence).schedule
+    if schedule is None or simulate(problem.graph, schedule).checked().peak_bytes > problem.budget_bytes:
+        return None
+    return schedule
+
+
+def _by_children(task: Task, problem: Problem, deadline: Deadline) -> Schedule | None:
+    """The children with the options that H-ILP chooses, as operators of the piece's small graph."""
+    part = task.part
+    gap = part.ops.index(GRADIENTS)
+    around = Gap.of(task.block, part, problem.graph.ops[gap].workspace_bytes)
+    steps = combined(
+        task.children,
+        around,
+        problem.budget_bytes,
+        most_options=task.most_options,
+        deadline=deadline,
+        corrections=False,
+    )
+    if steps is None:
+        return None
+    number = {op: index for index, op in enumerate(part.ops)}
+    ops: list[int] = []
+    for step in steps:
+        if step.option is None:
+            ops.append(gap)
+        else:
+            passes = step.option.ops_of(task.children[step.piece].part)
+            ops += [number[op] for op in passes[step.of is Pass.BACKWARD]]
+    sequence = pruned(problem.graph, np.array(ops, dtype=np.int32), problem.budget_bytes, keep_first=True)
+    schedule = Schedule.from_ops(problem.graph, sequence)
+    seen = simulate(problem.graph, schedule)
+    return schedule if seen.valid else None

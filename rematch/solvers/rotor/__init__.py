@@ -1,0 +1,1 @@
+"""Rotor: optimal checkpointing of a chain of blocks by dynamic programming."""

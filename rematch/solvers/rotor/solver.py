@@ -1,0 +1,363 @@
+"""Optimal checkpointing of a chain of blocks, each block with several options found by local search.
+
+`solve(Problem(graph, budget_bytes), "rotor")`
+
+O. Beaumont et al., "Optimal Checkpointing for Heterogeneous Chains" (2019; ACM TOMS 2024), and RK-rotor of X. Zhao et
+al., "Rockmate: an Efficient, Fast, Automatic and Generic Tool for Re-materialization in PyTorch" (ICML 2023).
+
+1. `rotor_blocks` cuts the training step into a sequence of blocks.
+2. Each block gets options: to save everything, and what local search finds when it may save less or must do with a
+   lower peak. It works on the block as a small graph in which the arrival of gradients stands for all that happens
+   between forward and backward; that the arrival has a workspace is what limits the memory saved. Equal blocks, up to
+   renaming, are searched once.
+3. `rotor_chain` finds the fastest memory-persistent sequence of block operations, in slots of memory.
+4. The sequence is written out as operators, without recomputations that nothing reads or that the budget has room to
+   do without, and values are freed as early as possible.
+
+Rounding up to slots and freeing early leave memory unused, so the table is made for more memory than there is, and the
+oracle is asked about its solutions from the fastest on, until a few have kept the budget. First computations are in
+default order. For a chain of single operators, with enough slots, nothing memory-persistent is faster; no bound comes
+with it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from operator import le
+from typing import TypeVar
+
+import numpy as np
+
+from rematch.errors import SolverError
+from rematch.graph import Graph, Phase, Schedule, baseline, simulate
+from rematch.graph.generators import chain as chain_graph
+from rematch.graph.model import Ints
+from rematch.solvers.base import Deadline, OnProgress, Problem, Solution, Solver, in_silence
+from rematch.solvers.checkpoints.checkpointing import is_linear
+from rematch.solvers.common.blocks import (
+    GRADIENTS,
+    Block,
+    BlockChain,
+    Part,
+    cut_into_blocks,
+    part_alone,
+    part_forward,
+    part_with_gap,
+    total_bytes,
+)
+from rematch.solvers.common.pruning import pruned
+from rematch.solvers.default.anneal import LocalSearch
+from rematch.solvers.incumbent import Incumbent
+from rematch.solvers.rotor.chain import Action, Alone, ChainBlock, ChainTable, Option, Step
+
+# Peaks to try, as shares of the way from what the hungriest operator needs to the peak without recomputation; and, at
+# each, how much less the next option may save: a share of all that can be saved, or of the last limit if that is less.
+_COARSE = tuple((share, (0.3, 0.6)) for share in (1.0, 0.75, 0.5, 0.25, 0.0))
+_FINE = ((1.0, (1 / 32, 0.15)),)
+_LEAST_SAVED = 0.015  # of what is saved without recomputation: less than that is nothing
+_MOVES_PER_OP = 600  # of local search for an option
+_SEARCH_SHARE = 0.6  # of the time, at most; the rest is for the table
+_PRUNED_SOLUTIONS = 10  # of a table: the one that is fastest before need not be after
+_HEADROOM = 1.3  # of the budget that the table is made for
+
+
+@dataclass(frozen=True)
+class Rotor(Solver):
+    """`slots` is the number of steps that the budget is divided into; `most_blocks` bounds the length of the chain."""
+
+    slots: int = 500
+    most_blocks: int = 128
+    seed: int = 0
+
+    name = "rotor"
+    paper = "Beaumont et al., Optimal Checkpointing for Heterogeneous Chains, 2019; Zhao et al., Rockmate, ICML 2023"
+    requires = "a training step whose forward pass is a sequence of two or more blocks, each reading the one before it"
+
+    def __post_init__(self) -> None:
+        if self.slots < 1 or self.most_blocks < 2 or self.seed < 0:
+            raise SolverError(
+                "solver 'rotor' needs at least 1 slot, 2 blocks and a seed of 0; got "
+                f"slots={self.slots}, most_blocks={self.most_blocks}, seed={self.seed}"
+            )
+
+    def prepare(self) -> None:
+        graph = chain_graph(layers=3)
+        problem = Problem(graph, simulate(graph, baseline(graph)).peak_bytes - 1)
+        Rotor(slots=50).solve(problem, deadline=Deadline(), on_progress=in_silence)
+
+    def applicable(self, problem: Problem) -> bool:
+        chain = cut_into_blocks(problem.graph, self.most_blocks)
+        return (chain is not None and len(chain.blocks) > 1) or _is_linear_without_backward(problem.graph)
+
+    def solve(self, problem: Problem, *, deadline: Deadline, on_progress: OnProgress) -> Solution:
+        incumbent = Incumbent(problem, deadline, on_progress)
+        incumbent.offer(baseline(problem.graph), "noremat")
+        chain = cut_into_blocks(problem.graph, self.most_blocks)
+        if chain is not None and not incumbent.over:
+            incumbent.tell(self.name, f"{len(chain.blocks)} blocks")
+            searched = Searched(self.seed, deadline.within(_SEARCH_SHARE * deadline.remaining))
+            for find in (saving_all, searched.coarse, searched.fine):
+                if not incumbent.over:
+                    self._offer_best(incumbent, chain, [solved(chain.graph, block, find) for block in chain.blocks])
+        return incumbent.solution(self.name)
+
+    def _offer_best(self, incumbent: Incumbent, chain: BlockChain, parts: Sequence[SolvedBlock]) -> None:
+        """The fastest schedules that the dynamic programme finds for these options."""
+        free_bytes = incumbent.problem.budget_bytes - chain.base_bytes
+        if free_bytes <= 0:
+            return
+        slot_bytes = -(-free_bytes // self.slots)
+        blocks = [*(part.for_chain for part in parts), loss_block(chain)]
+        for dithered in (False, True):  # either may be the better one
+            table = ChainTable.of(blocks, int(self.slots * _HEADROOM), slot_bytes, dithered=dithered)
+            self._offer_solutions(incumbent, chain, parts, table)
+
+    def _offer_solutions(
+        self, incumbent: Incumbent, chain: BlockChain, parts: Sequence[SolvedBlock], table: ChainTable
+    ) -> None:
+        """The fastest of the table's solutions that the oracle lets pass, without what the budget has room for."""
+        graph, budget_bytes = chain.graph, incumbent.problem.budget_bytes
+        passed = 0
+        for slots in slots_worth_trying(table):
+            if passed == _PRUNED_SOLUTIONS or incumbent.over:
+                return
+            ops = written_out(chain, parts, table.steps(slots))
+            if simulate(graph, Schedule.from_ops(graph, ops)).peak_bytes <= budget_bytes:
+                passed += 1
+                fewer = pruned(graph, ops, budget_bytes, keep_first=True)
+                incumbent.offer(Schedule.from_ops(graph, fewer), self.name)
+
+
+def _is_linear_without_backward(graph: Graph) -> bool:
+    """Nothing to recompute, and nothing to gain from it."""
+    return is_linear(graph) and all(op.phase is Phase.FORWARD for op in graph.ops)
+
+
+def slots_worth_trying(table: ChainTable) -> Iterator[int]:
+    """Numbers of slots from the fastest solution on, each the smallest with its time."""
+    seconds = table.seconds.tolist()
+    for slots in reversed(range(len(seconds))):
+        if seconds[slots] < (seconds[slots - 1] if slots else np.inf):
+            yield slots
+
+
+# Blocks and their options
+
+
+@dataclass(frozen=True)
+class SolvedBlock:
+    """A block for the dynamic programme, and the operators that its options stand for."""
+
+    for_chain: ChainBlock
+    again: tuple[int, ...]  # to make the output once more
+    forward: tuple[tuple[int, ...], ...]  # per option
+    backward: tuple[tuple[int, ...], ...]
+    alone: tuple[tuple[int, ...], ...]
+    beside: tuple[tuple[int, ...], ...]
+
+
+Find = Callable[[Part], Sequence[Schedule]]
+
+
+def saving_all(part: Part) -> Sequence[Schedule]:
+    """The one schedule that recomputes nothing."""
+    return [baseline(part.graph)]
+
+
+class Searched:
+    """What local search finds for a part, with ever less memory; equal parts are searched once."""
+
+    def __init__(self, seed: int, deadline: Deadline) -> None:
+        self._seed, self._deadline = seed, deadline
+        self._known: dict[tuple[object, ...], Sequence[Schedule]] = {}
+
+    def coarse(self, part: Part) -> Sequence[Schedule]:
+        """A few options, from those that save nearly all to those that save nothing, at several peaks."""
+        return self._once("coarse", part, lambda: [baseline(part.graph), *self._search(part, _COARSE)])
+
+    def fine(self, part: Part) -> Sequence[Schedule]:
+        """These, and more that lie between them."""
+        return self._once("fine", part, lambda: [*self.coarse(part), *self._search(part, _FINE)])
+
+    def _once(self, what: str, part: Part, find: Callable[[], Sequence[Schedule]]) -> Sequence[Schedule]:
+        key = (what, *_form(part.graph))
+        if key not in self._known:
+            self._known[key] = find()
+        return self._known[key]
+
+    def _search(self, part: Part, peaks: Iterable[tuple[float, tuple[float, float]]]) -> Iterator[Schedule]:
+        everything = baseline(part.graph)
+        all_saved = _option(part, everything).saved_bytes
+        highest, least = simulate(part.graph, everything).peak_bytes, part.graph.largest_op_bytes
+        for share, (of_all, of_limit) in peaks:
+            peak = least + int(share * (highest - least))
+            limit = all_saved if peak < highest else all_saved - 1
+            while limit >= 0 and not self._deadline.expired:
+                found = self._fastest(_with_limit(part, peak, limit), peak)
+                if found is None:
+                    break
+                yield found
+                lower = limit - int(min(of_all * all_saved, of_limit * limit))
+                limit = min(lower, _option(part, found).saved_bytes - 1)
+                if 0 < limit < _LEAST_SAVED * all_saved:
+                    limit = 0
+
+    def _fastest(self, graph: Graph, budget_bytes: int) -> Schedule | None:
+        search = LocalSearch(Problem(graph, budget_bytes), seed=self._seed)
+        search.run(_MOVES_PER_OP * len(graph.ops))
+        search.tidy()
+        return search.best
+
+
+def _with_limit(part: Part, peak_bytes: int, saved_bytes: int) -> Graph:
+    """The part as a graph that, in `peak_bytes`, has no more than `saved_bytes` to save anything in over the gap."""
+    arrival = part.ops.index(GRADIENTS)
+    ops = list(part.graph.ops)
+    rest = max(0, peak_bytes - _passing_bytes(part) - saved_bytes)
+    ops[arrival] = replace(ops[arrival], workspace_bytes=rest)
+    return replace(part.graph, ops=tuple(ops))
+
+
+def _form(graph: Graph) -> tuple[object, ...]:
+    """What parts have in common whose schedules can be exchanged."""
+    a = graph.arrays
+    return graph.fingerprint, a.seconds.tobytes(), a.workspace.tobytes()
+
+
+def solved(graph: Graph, block: Block, find: Find) -> SolvedBlock:
+    """Price the schedules that `find` has for the parts of a block; those that another beats in all respects go."""
+    gap, alone = part_with_gap(graph, block), part_alone(graph, block)
+    beside = part_alone(graph, block, has_output=True)
+    options = _undominated((_option(gap, schedule), schedule) for schedule in find(gap))
+    in_one_go = _undominated((_alone(alone, schedule), schedule) for schedule in find(alone))
+    with_output = _undominated((_alone(beside, schedule), schedule) for schedule in find(beside))
+    if beside.ops == alone.ops:
+        with_output = []
+    plain, passing = part_forward(graph, block, has_input=False), part_forward(graph, block, has_input=True)
+    plain_option = _option(plain, baseline(plain.graph))
+    return SolvedBlock(
+        for_chain=ChainBlock(
+            output_bytes=total_bytes(graph, block.output),
+            gradient_bytes=total_bytes(graph, block.gradients),
+            kept_bytes=total_bytes(graph, block.kept),
+            plain_seconds=plain_option.forward_seconds,
+            plain_peak_bytes=plain_option.forward_peak_bytes,
+            passing_peak_bytes=_option(passing, baseline(passing.graph)).forward_peak_bytes,
+            options=tuple(option for option, _ in options),
+            alone=tuple(one for one, _ in in_one_go),
+            beside=tuple(one for one, _ in with_output),
+        ),
+        again=_around_gradients(plain, baseline(plain.graph))[0],
+        forward=tuple(_around_gradients(gap, schedule)[0] for _, schedule in options),
+        backward=tuple(_around_gradients(gap, schedule)[1] for _, schedule in options),
+        alone=tuple(_around_gradients(alone, schedule)[1] for _, schedule in in_one_go),
+        beside=tuple(_around_gradients(beside, schedule)[1] for _, schedule in with_output),
+    )
+
+
+def _option(part: Part, schedule: Schedule) -> Option:
+    """What a schedule of a part costs before and after the arrival of gradients."""
+    arrival = part.ops.index(GRADIENTS)
+    seen = simulate(part.graph, schedule).checked()
+    steps = schedule.steps
+    seconds = np.where(steps >= 0, part.graph.arrays.seconds[np.maximum(steps, 0)], 0.0)  # frees take none
+    at = int(np.flatnonzero(steps == arrival)[0])
+    return Option(
+        saved_bytes=int(seen.timeline_bytes[at]) - _passing_bytes(part) - part.graph.ops[arrival].workspace_bytes,
+        forward_seconds=float(seconds[:at].sum()),
+        forward_peak_bytes=int(seen.timeline_bytes[:at].max(initial=0)),
+        backward_seconds=float(seconds[at + 1 :].sum()),
+        backward_peak_bytes=int(seen.timeline_bytes[at + 1 :].max(initial=0)),
+    )
+
+
+def _passing_bytes(part: Part) -> int:
+    """The block's output, and the gradients that arrive for it."""
+    arrival = part.graph.ops[part.ops.index(GRADIENTS)]
+    return total_bytes(part.graph, {*arrival.inputs, *arrival.outputs})
+
+
+def _alone(part: Part, schedule: Schedule) -> Alone:
+    seen = simulate(part.graph, schedule).checked()
+    return Alone(seen.seconds, seen.peak_bytes)
+
+
+def _around_gradients(part: Part, schedule: Schedule) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The graph's operators that a schedule of a part runs before and after the arrival of gradients."""
+    ops = [part.ops[op] for op in schedule.ops.tolist()]
+    at = ops.index(GRADIENTS)
+    return tuple(ops[:at]), tuple(ops[at + 1 :])
+
+
+_Priced = TypeVar("_Priced", Option, Alone)
+
+
+def _undominated(priced: Iterable[tuple[_Priced, Schedule]]) -> list[tuple[_Priced, Schedule]]:
+    """Those that no other equals or beats in every figure, the first of equals."""
+    kept: dict[tuple[float, ...], tuple[_Priced, Schedule]] = {}
+    for price, schedule in priced:
+        figures = _figures(price)
+        if not any(all(map(le, other, figures)) for other in kept):
+            kept = {other: known for other, known in kept.items() if not all(map(le, figures, other))}
+            kept[figures] = (price, schedule)
+    return list(kept.values())
+
+
+def _figures(price: Option | Alone) -> tuple[float, ...]:
+    """What the dynamic programme goes by."""
+    if isinstance(price, Alone):
+        return price.seconds, price.peak_bytes
+    seconds = price.forward_seconds + price.backward_seconds
+    return seconds, price.saved_bytes, price.forward_peak_bytes, price.backward_peak_bytes
+
+
+def loss_block(chain: BlockChain) -> ChainBlock:
+    """The loss as the end of the chain: what it makes, and its workspace, beside what the last block made."""
+    graph = chain.graph
+    assert graph.loss is not None
+    loss = graph.ops[graph.loss]
+    kept = [value for value in loss.outputs if graph.arrays.target[value]]
+    peak = loss.workspace_bytes + total_bytes(graph, loss.outputs)
+    return ChainBlock(0, 0, total_bytes(graph, kept), 0.0, 0, 0, (), (Alone(loss.seconds, peak),))
+
+
+# From steps to operators
+
+
+def written_out(chain: BlockChain, parts: Sequence[SolvedBlock], steps: Sequence[Step]) -> Ints:
+    """The operators that the steps stand for."""
+    graph = chain.graph
+    ops: list[int] = []
+    seen: set[int] = set()
+    for step in steps:
+        if step.block == len(parts):
+            ops.append(graph.arrays.loss)
+            continue
+        block, of_block = chain.blocks[step.block], parts[step.block]
+        if step.action is Action.BACKWARD:
+            ops += of_block.backward[step.option]
+        elif step.action is Action.ALONE:
+            ops += of_block.alone[step.option]
+        elif step.action is Action.BESIDE:
+            ops += of_block.beside[step.option]
+        elif step.block in seen:
+            ops += of_block.forward[step.option] if step.action is Action.SAVE else of_block.again
+        else:
+            seen.add(step.block)
+            part = of_block.forward[step.option] if step.action is Action.SAVE else block.forward
+            ops += _merged(graph, part, block.once)
+    return np.array(ops, dtype=np.int32)
+
+
+def _merged(graph: Graph, ops: Sequence[int], once: Sequence[int]) -> list[int]:
+    """`ops` with each of `once` before the first computation that follows it in default order."""
+    position = graph.arrays.position
+    waiting = deque(once)
+    merged: list[int] = []
+    for op in ops:
+        while waiting and position[waiting[0]] < position[op]:
+            merged.append(waiting.popleft())
+        merged.append(op)
+    return [*merged, *waiting]

@@ -1,0 +1,152 @@
+"""PWRemat: recursion along a path decomposition, with memory and repeats polylogarithmic in the number of operators.
+
+`solve(problem, "pwremat")`
+
+R. Kumar, M. Purohit, Z. Svitkina, E. Vee, J. Wang, "Efficient Rematerialization for Deep Networks" (NeurIPS 2019),
+section 5 and supplement A: algorithm 2 (`decomposition.path`) and algorithm 3 (`interleaved`), theorem 7.
+
+The paper asks for the least memory. For a budget, the recursion is stopped early at several depths, as TWRemat(k) stops
+that of algorithm 1: where what is left to compute makes at most so many bytes, it is computed once. Each of the
+resulting sequences is pruned to the budget, and the fastest wins.
+
+The paper lets algorithm 2 choose the order of first computations. Ours is the default order unless `order="any"`: on
+training graphs it is as good a spine as any, since neighbours in it are close together along the depth of the network,
+and random numbers have to be drawn in it. Operators that run once do so in turn, and windows are kept, in either case
+(`pruning.in_turn`): what may not run again stays in memory. The paper's bounds speak of graphs without such operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rematch.errors import SolverError
+from rematch.graph import Graph, Op, Schedule, Value, baseline
+from rematch.graph.model import Ints
+from rematch.solvers.base import Deadline, OnProgress, Problem, Solution, Solver
+from rematch.solvers.common.pruning import in_turn, pruned
+from rematch.solvers.exhaustive import Order
+from rematch.solvers.incumbent import Incumbent
+from rematch.solvers.treewidth.interleaved import PathRecursion, TooLong
+from rematch.solvers.treewidth.path_decomposition import (
+    Readers,
+    Spine,
+    path_decomposition,
+    spine_along,
+    tied_along,
+    with_spine,
+)
+from rematch.solvers.treewidth.tree_decomposition import Edge
+
+_ORDERS = ("default", "any")
+_STOP_RATIO = 0.7  # between the bytes at which the recursion stops, from one depth to the next
+_DEPTHS = 24
+_MOST_STEPS = 300_000  # of one sequence; pruning that many takes about a second and cannot be interrupted
+
+
+@dataclass(frozen=True)
+class PWRemat(Solver):
+    """Stop the recursion at several depths, hold what the budget has room for; the fastest wins."""
+
+    order: Order = "default"
+
+    name = "pwremat"
+    paper = "Kumar et al., Efficient Rematerialization for Deep Networks, NeurIPS 2019 (supplement A)"
+
+    def __post_init__(self) -> None:
+        if self.order not in _ORDERS:
+            raise SolverError(f"solver 'pwremat' has no order {self.order!r}; it has: {', '.join(_ORDERS)}")
+
+    def prepare(self) -> None:
+        tiny = Graph((Op("make", 0.0, (), (0,)), Op("use", 0.0, (0,), ())), (Value("made", 1),))
+        pruned(tiny, in_turn(tiny, tiny.arrays.order.copy()), 0)
+
+    def solve(self, problem: Problem, *, deadline: Deadline, on_progress: OnProgress) -> Solution:
+        incumbent = Incumbent(problem, deadline, on_progress)
+        incumbent.offer(baseline(problem.graph), self.name)
+        if not incumbent.over:
+            self._search(incumbent)
+        return incumbent.solution(self.name)
+
+    def _search(self, incumbent: Incumbent) -> None:
+        graph, deadline = incumbent.problem.graph, incumbent.deadline
+        schedules = PathSchedules.of(graph, self.order)
+        path = schedules.recursion
+        incumbent.tell(self.name, f"a path of {len(path.bags)} bags with up to {max(map(len, path.bags))} operators")
+        for stop_bytes in _stops(sum(path.sizes)):
+            if incumbent.over:
+                break
+            sequence = schedules.sequence(stop_bytes, deadline)
+            if sequence is not None:
+                shorter = pruned(graph, sequence, incumbent.problem.budget_bytes, keep_first=self.order == "default")
+                incumbent.offer(Schedule.from_ops(graph, shorter), self.name)
+
+
+def _stops(total_bytes: int) -> Iterator[int]:
+    """Bytes at which to stop the recursion: from few levels of it to all."""
+    yield from dict.fromkeys(int(total_bytes * _STOP_RATIO**depth) for depth in range(1, _DEPTHS))
+    yield 0
+
+
+@dataclass(frozen=True)
+class PathSchedules:
+    """What PWRemat runs on a graph, for any depth of its recursion."""
+
+    graph: Graph
+    recursion: PathRecursion
+    ops: Ints  # at each place of the spine
+
+    @staticmethod
+    def of(graph: Graph, order: Order) -> PathSchedules:
+        edges = _reads(graph)
+        spine = _spine(_readers(len(graph.ops), edges), order)
+        inputs = _readers(len(graph.ops), {(reader, maker) for maker, reader in edges})
+        ops = graph.arrays.order
+        made_bytes = [sum(graph.values[value].size_bytes for value in graph.ops[op].outputs) for op in ops.tolist()]
+        return PathSchedules(graph, PathRecursion.along(spine, inputs, made_bytes), ops[list(spine.order)])
+
+    def sequence(self, stop_bytes: int, deadline: Deadline) -> Ints | None:
+        """Operators to compute one after the other; None if they are too many, or there is no time."""
+        steps_left = _MOST_STEPS
+
+        def spend(steps: int) -> None:
+            nonlocal steps_left
+            steps_left -= steps
+            if steps_left < 0 or deadline.expired:
+                raise TooLong
+
+        try:
+            places = self.recursion.schedule(stop_bytes, spend)
+        except TooLong:
+            return None
+        return in_turn(self.graph, self.ops[places])
+
+
+def _spine(readers: Readers, order: Order) -> Spine:
+    if order == "any":
+        return with_spine(readers, path_decomposition(readers))
+    default = range(len(readers))
+    return spine_along(default, path_decomposition(tied_along(default, readers)))
+
+
+def _reads(graph: Graph) -> set[Edge]:
+    """Edges from makers to readers, both by their place in the default order. The loss reads what it holds."""
+    a = graph.arrays
+    position = a.position.tolist()
+    edges = {
+        (position[maker], position[reader])
+        for value, maker in enumerate(a.producer.tolist())
+        for reader in a.users[a.users_ptr[value] : a.users_ptr[value + 1]].tolist()
+    }
+    if a.loss >= 0:
+        makers = a.producer[a.held]
+        edges |= {(position[maker], position[a.loss]) for maker in makers[makers >= 0].tolist()}
+    return edges
+
+
+def _readers(count: int, edges: set[Edge]) -> list[list[int]]:
+    """Per vertex, where its edges lead, in ascending order."""
+    readers: list[list[int]] = [[] for _ in range(count)]
+    for source, reader in sorted(edges):
+        readers[source].append(reader)
+    return readers
