@@ -15,16 +15,16 @@ import signal
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from enum import Enum
-from importlib import import_module
 from types import FrameType
 from typing import Any, ClassVar
 
-from rematch.errors import ScheduleError, SolverError, unknown_name
+from rematch.errors import ScheduleError, SolverError
 from rematch.graph import Graph, Schedule, Simulation, simulate
+from rematch.solvers.registry import Registry
 
 DEFAULT_SOLVER = "auto"
 DEFAULT_TIME_LIMIT = 60.0
@@ -85,8 +85,8 @@ class Solution:
 OnProgress = Callable[[Progress], None]
 
 
-def in_silence(progress: Progress) -> None:
-    """For a solver that works for another, which tells what came of it."""
+def ignore_progress(progress: Progress) -> None:
+    """An `on_progress` that does nothing, for a solver that works for another one, which reports in its place."""
 
 
 class Deadline:
@@ -140,68 +140,52 @@ class Solver(ABC):
         """Search until done or `deadline` expires; see the module for what is promised."""
 
 
-# Built-in solvers by name, as "module:class", so that listing them imports none of their libraries.
-_BUILT_IN = {
-    "noremat": "rematch.solvers.noremat:NoRemat",
-    "greedy": "rematch.solvers.default.greedy:Greedy",
-    "exhaustive": "rematch.solvers.exhaustive:Exhaustive",
-    "anneal": "rematch.solvers.default.anneal:Anneal",
-    "epochs": "rematch.solvers.default.epochs:Epochs",
-    "auto": "rematch.solvers.default.auto:Auto",
-    "checkmate": "rematch.solvers.checkmate.solver:Checkmate",
-    "rounding": "rematch.solvers.checkmate.rounding:Rounding",
-    "chen_sqrt": "rematch.solvers.checkpoints.chen:ChenSqrt",
-    "chen_greedy": "rematch.solvers.checkpoints.chen:ChenGreedy",
-    "ap_sqrt": "rematch.solvers.checkpoints.articulation:ApSqrt",
-    "ap_greedy": "rematch.solvers.checkpoints.articulation:ApGreedy",
-    "linearized_sqrt": "rematch.solvers.checkpoints.linearized:LinearizedSqrt",
-    "linearized_greedy": "rematch.solvers.checkpoints.linearized:LinearizedGreedy",
-    "revolve": "rematch.solvers.checkpoints.revolve:Revolve",
-    "rotor": "rematch.solvers.rotor.solver:Rotor",
-    "moccasin": "rematch.solvers.moccasin.solver:Moccasin",
-    "hiremate": "rematch.solvers.hiremate.solver:HiRemate",
-    "twremat": "rematch.solvers.treewidth.twremat:TWRemat",
-    "pwremat": "rematch.solvers.treewidth.pwremat:PWRemat",
-    "feng_huang": "rematch.solvers.feng_huang.solver:FengHuang",
-}
-_registered: dict[str, type[Solver]] = {}
+_solvers: Registry[Solver] = Registry(
+    "solver",
+    {
+        "noremat": "rematch.solvers.noremat:NoRemat",
+        "greedy": "rematch.solvers.default.greedy:Greedy",
+        "exhaustive": "rematch.solvers.exhaustive:Exhaustive",
+        "anneal": "rematch.solvers.default.anneal:Anneal",
+        "epochs": "rematch.solvers.default.epochs:Epochs",
+        "auto": "rematch.solvers.default.auto:Auto",
+        "checkmate": "rematch.solvers.checkmate.solver:Checkmate",
+        "rounding": "rematch.solvers.checkmate.rounding:Rounding",
+        "chen_sqrt": "rematch.solvers.checkpoints.chen:ChenSqrt",
+        "chen_greedy": "rematch.solvers.checkpoints.chen:ChenGreedy",
+        "ap_sqrt": "rematch.solvers.checkpoints.articulation:ApSqrt",
+        "ap_greedy": "rematch.solvers.checkpoints.articulation:ApGreedy",
+        "linearized_sqrt": "rematch.solvers.checkpoints.linearized:LinearizedSqrt",
+        "linearized_greedy": "rematch.solvers.checkpoints.linearized:LinearizedGreedy",
+        "revolve": "rematch.solvers.checkpoints.revolve:Revolve",
+        "rotor": "rematch.solvers.rotor.solver:Rotor",
+        "moccasin": "rematch.solvers.moccasin.solver:Moccasin",
+        "hiremate": "rematch.solvers.hiremate.solver:HiRemate",
+        "twremat": "rematch.solvers.treewidth.twremat:TWRemat",
+        "pwremat": "rematch.solvers.treewidth.pwremat:PWRemat",
+        "feng_huang": "rematch.solvers.feng_huang.solver:FengHuang",
+    },
+)
 
 
 def register(solver: type[Solver]) -> type[Solver]:
     """Class decorator: make a solver known by its name, from inside or outside the package."""
-    if solver.name in solver_names():
-        raise SolverError(f"a solver named {solver.name!r} is registered already")
-    _registered[solver.name] = solver
-    return solver
+    return _solvers.register(solver)
 
 
 def solver_names() -> list[str]:
-    return [*_BUILT_IN, *_registered]
+    """The names of all solvers, built-in ones first."""
+    return _solvers.names()
 
 
 def solver_class(name: str) -> type[Solver]:
-    if name in _registered:
-        return _registered[name]
-    if name not in _BUILT_IN:
-        raise SolverError(unknown_name("solver", name, solver_names()))
-    module, _, attribute = _BUILT_IN[name].partition(":")
-    found: type[Solver] = getattr(import_module(module), attribute)
-    return found
+    """The solver of this name; `SolverError` with the nearest name if there is none."""
+    return _solvers.find(name)
 
 
 def make_solver(name: str, **options: Any) -> Solver:
     """`make_solver("anneal", seed=3)`"""
-    cls = solver_class(name)
-    check_options("solver", name, cls, options)
-    return cls(**options)
-
-
-def check_options(kind: str, name: str, cls: type, options: Iterable[str]) -> None:
-    """Raise unless each option is a field of the dataclass `cls`."""
-    known: list[str] = [f.name for f in fields(cls)] if is_dataclass(cls) else []
-    for option in options:
-        if option not in known:
-            raise SolverError(f"{kind} {name!r} has no option {option!r}; it has: {', '.join(known) or 'none'}")
+    return _solvers.make(name, **options)
 
 
 def solve(

@@ -32,7 +32,7 @@ from rematch.solvers.base import (
     Problem,
     Solution,
     Solver,
-    in_silence,
+    ignore_progress,
     make_solver,
 )
 from rematch.solvers.common.pruning import offer_in_default_order
@@ -141,7 +141,7 @@ def _ask_others(incumbent: Incumbent) -> None:
         if incumbent.schedule is not None or incumbent.over or not solver.applicable(incumbent.problem):
             continue
         deadline = incumbent.deadline.within(_OTHERS_SHARE * incumbent.deadline.remaining)
-        found = solver.solve(incumbent.problem, deadline=deadline, on_progress=in_silence)
+        found = solver.solve(incumbent.problem, deadline=deadline, on_progress=ignore_progress)
         if found.schedule is None:
             incumbent.tell(name, "no schedule within the budget")
         elif not offer_in_default_order(incumbent, found.schedule.ops, name):

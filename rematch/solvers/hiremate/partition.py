@@ -17,14 +17,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from itertools import chain, groupby
 from typing import Any, ClassVar
 
-from rematch.errors import SolverError, unknown_name
+from rematch.errors import SolverError
 from rematch.graph import Graph
-from rematch.solvers.base import check_options
 from rematch.solvers.checkpoints.checkpointing import forward_ops
+from rematch.solvers.registry import Registry
 
 DEFAULT_PARTITIONER = "hpartition"
 
@@ -76,38 +75,29 @@ class Partitioner(ABC):
         """The root of a hierarchy that `check_partition` accepts."""
 
 
-# Built-in partitioners by name, as "module:class".
-_BUILT_IN = {
-    "hpartition": "rematch.solvers.hiremate.hpartition:HPartition",
-    "modules": "rematch.solvers.hiremate.partition:Modules",
-    "flat": "rematch.solvers.hiremate.partition:Flat",
-}
-_registered: dict[str, type[Partitioner]] = {}
+_partitioners: Registry[Partitioner] = Registry(
+    "partitioner",
+    {
+        "hpartition": "rematch.solvers.hiremate.hpartition:HPartition",
+        "modules": "rematch.solvers.hiremate.partition:Modules",
+        "flat": "rematch.solvers.hiremate.partition:Flat",
+    },
+)
 
 
 def register_partitioner(partitioner: type[Partitioner]) -> type[Partitioner]:
     """Class decorator: make a partitioner known by its name, from inside or outside the package."""
-    if partitioner.name in partitioner_names():
-        raise SolverError(f"a partitioner named {partitioner.name!r} is registered already")
-    _registered[partitioner.name] = partitioner
-    return partitioner
+    return _partitioners.register(partitioner)
 
 
 def partitioner_names() -> list[str]:
-    return [*_BUILT_IN, *_registered]
+    """The names of all partitioners, built-in ones first."""
+    return _partitioners.names()
 
 
 def make_partitioner(name: str, **options: Any) -> Partitioner:
     """`make_partitioner("hpartition", most_top=40)`"""
-    if name not in partitioner_names():
-        raise SolverError(unknown_name("partitioner", name, partitioner_names()))
-    if name in _BUILT_IN:
-        module, _, attribute = _BUILT_IN[name].partition(":")
-        cls: type[Partitioner] = getattr(import_module(module), attribute)
-    else:
-        cls = _registered[name]
-    check_options("partitioner", name, cls, options)
-    return cls(**options)
+    return _partitioners.make(name, **options)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ import numpy as np
 
 from rematch.errors import SolverError
 from rematch.graph import Graph, Phase, baseline
-from rematch.solvers.base import Deadline, OnProgress, Problem, Solution, Solver, in_silence, make_solver
+from rematch.solvers.base import Deadline, OnProgress, Problem, Solution, Solver, ignore_progress, make_solver
 from rematch.solvers.common.blocks import part_with_gap
 from rematch.solvers.common.pruning import offer_in_default_order
 from rematch.solvers.default.anneal import Anneal
@@ -121,7 +121,7 @@ class HiRemate(Solver):
             if isinstance(solver, Anneal) or incumbent.over or not solver.applicable(incumbent.problem):
                 continue
             deadline = incumbent.deadline.within(_WHOLE_SHARE * incumbent.deadline.remaining)
-            found = solver.solve(incumbent.problem, deadline=deadline, on_progress=in_silence)
+            found = solver.solve(incumbent.problem, deadline=deadline, on_progress=ignore_progress)
             if found.schedule is not None:
                 offer_in_default_order(incumbent, found.schedule.ops, solver.name)
 

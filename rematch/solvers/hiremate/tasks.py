@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from rematch.graph import Graph, Schedule, baseline, simulate
-from rematch.solvers.base import Deadline, Problem, Solver, in_silence
+from rematch.solvers.base import Deadline, Problem, Solver, ignore_progress
 from rematch.solvers.common.blocks import GRADIENTS, Block, Part as SmallGraph, needed_for
 from rematch.solvers.common.pruning import pruned
 from rematch.solvers.default.anneal import Anneal
@@ -80,7 +80,7 @@ def _by_solver(solver: Solver, problem: Problem, deadline: Deadline) -> Schedule
         solver = Anneal(seed=solver.seed, iterations=_MOVES_PER_OP * len(problem.graph.ops))
     if not solver.applicable(problem):
         return None
-    schedule = solver.solve(problem, deadline=deadline, on_progress=in_silence).schedule
+    schedule = solver.solve(problem, deadline=deadline, on_progress=ignore_progress).schedule
     if schedule is None or simulate(problem.graph, schedule).checked().peak_bytes > problem.budget_bytes:
         return None
     return schedule

@@ -34,7 +34,7 @@ from rematch.errors import SolverError
 from rematch.graph import Graph, Phase, Schedule, baseline, simulate
 from rematch.graph.generators import chain as chain_graph
 from rematch.graph.model import Ints
-from rematch.solvers.base import Deadline, OnProgress, Problem, Solution, Solver, in_silence
+from rematch.solvers.base import Deadline, OnProgress, Problem, Solution, Solver, ignore_progress
 from rematch.solvers.checkpoints.checkpointing import is_linear
 from rematch.solvers.common.blocks import (
     GRADIENTS,
@@ -85,7 +85,7 @@ class Rotor(Solver):
     def prepare(self) -> None:
         graph = chain_graph(layers=3)
         problem = Problem(graph, simulate(graph, baseline(graph)).peak_bytes - 1)
-        Rotor(slots=50).solve(problem, deadline=Deadline(), on_progress=in_silence)
+        Rotor(slots=50).solve(problem, deadline=Deadline(), on_progress=ignore_progress)
 
     def applicable(self, problem: Problem) -> bool:
         chain = cut_into_blocks(problem.graph, self.most_blocks)
