@@ -21,7 +21,7 @@ EXAMPLE = Path(__file__).parent.parent / "examples" / "own_solver.py"
 @pytest.fixture
 def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """The example, loaded as a user's program would, and forgotten afterwards."""
-    monkeypatch.setattr(base, "_registered", {})
+    monkeypatch.setattr(base._solvers, "_added", {})
     spec = importlib.util.spec_from_file_location("own_solver", EXAMPLE)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

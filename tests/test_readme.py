@@ -55,7 +55,7 @@ def test_planning_from_python(
 
 
 def test_a_solver_in_ten_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "_registered", {})
+    monkeypatch.setattr(base._solvers, "_added", {})
     exec(python_blocks()[3], {"__name__": "readme"})
     assert make_solver("keep-everything").name == "keep-everything"
 

@@ -478,7 +478,7 @@ class Halves(Partitioner):
 
 
 def test_a_partitioner_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition, "_registered", {})
+    monkeypatch.setattr(partition._partitioners, "_added", {})
     register_partitioner(Halves)
     assert partitioner_names()[-1] == "halves"
     graph = chain(layers=10)
