@@ -48,7 +48,7 @@ import rematch
 from rematch.files import write_text
 from rematch.graph import Graph, generators, simulate
 from rematch.solvers import Problem, solve, solver_names
-from rematch.solvers.checkpoints.checkpointing import forward_ops
+from rematch.solvers.common.forward_pass import forward_ops
 from rematch.solvers.minimum import surely_needed_bytes
 
 HILP = "hiremate"  # the solver of table 3 beside the default

@@ -25,7 +25,8 @@ from rematch.files import write_text
 from rematch.graph import baseline, simulate
 from rematch.graph.generators import gpt
 from rematch.solvers import Problem, solve
-from rematch.solvers.rotor.chain import Alone, ChainBlock, ChainTable, Option
+from rematch.solvers.common.options import Option
+from rematch.solvers.rotor.chain import Alone, ChainBlock, ChainTable
 
 CHAINS = ((24, 500, 20), (48, 500, 20), (96, 100, 20), (96, 500, 1), (96, 500, 20), (96, 2000, 20), (192, 500, 20))
 DEPTHS = (12, 24, 48, 96, 200)

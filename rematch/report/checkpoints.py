@@ -17,7 +17,7 @@ from rematch.files import write_bytes
 from rematch.graph import Graph
 from rematch.report.plot import new_figure, picture_format
 from rematch.report.text import count_of
-from rematch.solvers.checkpoints.checkpointing import forward_ops
+from rematch.solvers.common.forward_pass import forward_ops
 from rematch.units import format_bytes
 
 if TYPE_CHECKING:

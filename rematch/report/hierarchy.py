@@ -1,4 +1,4 @@
-"""A hierarchy of parts as a picture or as DOT text (HiRemate's figure 7).
+"""A hierarchy of parts as a picture (HiRemate's figure 7).
 
 `draw_hierarchy(graph, make_partitioner("hpartition").partition(graph), "hierarchy.png")`
 
@@ -20,12 +20,10 @@ from typing import TYPE_CHECKING
 
 from rematch.files import write_bytes
 from rematch.graph import Graph
-from rematch.graph.dot import quoted
 from rematch.report.plot import new_figure, picture_format
 from rematch.report.text import count_of
 from rematch.solvers.hiremate.canonical import EqualBlocks, equal_blocks
 from rematch.solvers.hiremate.partition import Part
-from rematch.units import format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -63,21 +61,6 @@ def draw_hierarchy(graph: Graph, root: Part, path: str | PathLike[str]) -> None:
     picture = io.BytesIO()
     figure.savefig(picture, format=file_format, dpi=150)
     write_bytes(path, picture.getvalue())
-
-
-def hierarchy_dot(graph: Graph, root: Part) -> str:
-    """DOT for the forward pass: parts are boxes in boxes, edges carry the sizes of values."""
-    classes = _classes(graph, root)
-    lines = [
-        f"digraph {quoted(graph.name or 'graph')} {{",
-        f"  label={quoted(_title(graph, root, classes))}; labelloc=t; fontname=Helvetica;",
-        f'  node [shape=box, style=filled, fillcolor="{_OPERATOR}", fontname=Helvetica, fontsize=11, height=0.3];',
-        '  edge [fontname=Helvetica, fontsize=9, color="#8a8a8a", fontcolor="#5a5a5a", arrowsize=0.6];',
-        *_clusters(graph, root, _colours(classes)),
-        *_edges(graph, root),
-        "}",
-    ]
-    return "\n".join(lines) + "\n"
 
 
 def _classes(graph: Graph, root: Part) -> tuple[EqualBlocks, ...]:
@@ -194,27 +177,3 @@ def _forward_reads(graph: Graph, ops: Mapping[int, object]) -> Iterator[tuple[in
             maker = int(graph.arrays.producer[value])
             if maker in ops:
                 yield maker, reader, value
-
-
-def _clusters(graph: Graph, root: Part, colours: Mapping[tuple[int, ...], str]) -> Iterator[str]:
-    """Lines of boxes in boxes, down to operators. A stack stands for recursion, so that no depth is too much."""
-    waiting: list[tuple[Part | None, int]] = [(part, 1) for part in reversed(_nodes(root))]
-    count = 0
-    while waiting:
-        part, depth = waiting.pop()
-        indent = "  " * depth
-        if part is None:
-            yield f"{indent}}}"
-        elif part.is_layer:
-            yield f"{indent}o{part.forward[0]} [label={quoted(graph.ops[part.forward[0]].name)}];"
-        else:
-            style = f'style=filled; fillcolor="{colours[part.forward]}"; color="{_INK}"'
-            yield f"{indent}subgraph cluster_{count} {{ label={quoted(next(_names(graph, part)))}; {style};"
-            count += 1
-            waiting.append((None, depth))
-            waiting += [(child, depth + 1) for child in reversed(_nodes(part))]
-
-
-def _edges(graph: Graph, root: Part) -> Iterator[str]:
-    for maker, reader, value in _forward_reads(graph, dict.fromkeys(root.forward)):
-        yield f"  o{maker} -> o{reader} [label={quoted(format_bytes(graph.values[value].size_bytes))}];"

@@ -10,7 +10,7 @@ from rematch.errors import FormatError
 from rematch.graph import Graph, Op, Value
 from rematch.graph.generators import chain, training_graph, unet
 from rematch.report.checkpoints import _edges, _places, draw_checkpoints
-from rematch.solvers.checkpoints.checkpointing import forward_ops
+from rematch.solvers.common.forward_pass import forward_ops
 
 
 def residual_block() -> Graph:

@@ -14,7 +14,8 @@ import numpy as np
 
 from rematch.graph import Graph
 from rematch.graph.model import Ints
-from rematch.solvers.checkpoints.checkpointing import GreedySolver, SqrtSolver, forward_ops
+from rematch.solvers.checkpoints.checkpointing import GreedySolver, SqrtSolver
+from rematch.solvers.common.forward_pass import forward_ops
 
 _PAPER = "Jain et al., Checkmate, MLSys 2020 (appendix B.1), after Chen et al., 2016"
 

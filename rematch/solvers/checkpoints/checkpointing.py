@@ -23,6 +23,7 @@ import numpy as np
 from rematch.graph import Graph, Phase
 from rematch.graph.model import Bools, Ints, Longs
 from rematch.solvers.base import Deadline, OnProgress, Problem, Solution, Solver
+from rematch.solvers.common.forward_pass import forward_ops
 from rematch.solvers.common.policy import fastest_policy
 from rematch.solvers.default.epoch_model import Precedence
 
@@ -58,23 +59,6 @@ class GreedySolver(CheckpointSolver):
 
     def choices(self, graph: Graph, candidates: Ints) -> Iterator[list[int]]:
         return greedy_segments(graph, candidates)
-
-
-def forward_ops(graph: Graph) -> Ints:
-    """Operators of the forward pass in default order."""
-    return np.array([op for op in graph.order if graph.ops[op].phase is Phase.FORWARD], dtype=np.int32)
-
-
-def is_linear(graph: Graph) -> bool:
-    """Whether every forward operator reads the one before it and residents only."""
-    a = graph.arrays
-    ops = forward_ops(graph)
-    before = dict(zip(ops[1:].tolist(), ops.tolist(), strict=False))
-    return all(
-        a.producer[value] == before.get(op)
-        for op in ops.tolist()
-        for value in a.inputs[a.inputs_ptr[op] : a.inputs_ptr[op + 1]].tolist()
-    )
 
 
 def checkpoint_policy(graph: Graph, checkpoints: Sequence[int]) -> Bools:

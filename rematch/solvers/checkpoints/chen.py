@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rematch.solvers.base import Problem
-from rematch.solvers.checkpoints.checkpointing import GreedySolver, SqrtSolver, is_linear
+from rematch.solvers.checkpoints.checkpointing import GreedySolver, SqrtSolver
+from rematch.solvers.common.forward_pass import is_linear
 
 _PAPER = "Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016"
 _REQUIRES = "a linear forward pass, in which each operator reads only the one before it"

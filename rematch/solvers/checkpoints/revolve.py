@@ -23,7 +23,8 @@ import numpy as np
 from rematch.graph import Graph
 from rematch.graph.model import Bools, Longs
 from rematch.solvers.base import Deadline, OnProgress, Problem, Solution, Solver
-from rematch.solvers.checkpoints.checkpointing import forward_ops, is_linear, last_use_in_forward
+from rematch.solvers.checkpoints.checkpointing import last_use_in_forward
+from rematch.solvers.common.forward_pass import forward_ops, is_linear
 from rematch.solvers.common.policy import fastest_policy
 from rematch.solvers.default.epoch_model import Precedence
 

@@ -1,4 +1,4 @@
-"""A training step as a sequence of blocks: where to cut the forward pass, and which backward operators go with a part.
+"""A training step as a sequence of blocks: where to cut the forward pass, and each block as a small graph of its own.
 
 `cut_into_blocks(graph).blocks`
 
@@ -22,7 +22,7 @@ import numpy as np
 
 from rematch.graph import Graph, Op, Phase, Value
 from rematch.graph.model import Ints
-from rematch.solvers.checkpoints.checkpointing import forward_ops
+from rematch.solvers.common.forward_pass import forward_ops
 from rematch.solvers.common.layers import backward_of
 
 _SMALL = 0.05  # of the values that a cut is made at: others up to this size together may pass beside them
@@ -33,7 +33,10 @@ GRADIENTS, INPUT = -1, -2
 
 @dataclass(frozen=True)
 class Block:
-    """Operators and values of a part, all lists in default order."""
+    """The operators of a stretch of the forward pass and their backward, and the values that cross its border.
+
+    All lists are in default order.
+    """
 
     forward: tuple[int, ...]  # operators that may run again
     once: tuple[int, ...]  # operators of the first pass only
@@ -261,36 +264,41 @@ def _gradients_passing(graph: Graph, block_of: Sequence[int], count: int) -> lis
 
 
 @dataclass(frozen=True)
-class Part:
+class BlockGraph:
     """A block as a small graph of its own; `ops[i]` and `values[i]` are what its operator and value i stand for."""
 
     graph: Graph
     ops: tuple[int, ...]
     values: tuple[int, ...]
 
+    @property
+    def gap(self) -> int:
+        """The operator that stands for the arrival of gradients and all that happens before it."""
+        return self.ops.index(GRADIENTS)
 
-def part_with_gap(graph: Graph, block: Block) -> Part:
+
+def gap_graph(graph: Graph, block: Block) -> BlockGraph:
     """The block's forward pass, the arrival of gradients (with all else that happens in between), its backward pass."""
-    return _part(graph, block, (*block.forward, GRADIENTS, *block.backward), reads=block.output)
+    return _block_graph(graph, block, (*block.forward, GRADIENTS, *block.backward), reads=block.output)
 
 
-def part_alone(graph: Graph, block: Block, *, has_output: bool = False) -> Part:
+def backward_graph(graph: Graph, block: Block, *, has_output: bool = False) -> BlockGraph:
     """The block's backward pass and what it needs of the forward pass, with gradients there from the beginning.
 
     The block's output is computed where it is needed, unless it is there.
     """
     read = {value for op in block.backward for value in graph.ops[op].inputs}
     needed = needed_for(graph, block.forward, read.difference(block.output) if has_output else read)
-    return _part(graph, block, (GRADIENTS, *needed, *block.backward), reads=())
+    return _block_graph(graph, block, (GRADIENTS, *needed, *block.backward), reads=())
 
 
-def part_forward(graph: Graph, block: Block, *, has_input: bool) -> Part:
+def forward_graph(graph: Graph, block: Block, *, has_input: bool) -> BlockGraph:
     """What it takes to make the block's output, up to the arrival of gradients; the input is part of it or paid for.
 
     The last block, whose output is held, is run forward in the first pass only, and then as a whole.
     """
     again = needed_for(graph, block.forward, block.output) if block.output else block.forward
-    return _part(graph, block, (*((INPUT,) if has_input else ()), *again, GRADIENTS), reads=block.output)
+    return _block_graph(graph, block, (*((INPUT,) if has_input else ()), *again, GRADIENTS), reads=block.output)
 
 
 def needed_for(graph: Graph, ops: Sequence[int], values: Iterable[int]) -> tuple[int, ...]:
@@ -304,7 +312,7 @@ def needed_for(graph: Graph, ops: Sequence[int], values: Iterable[int]) -> tuple
     return tuple(reversed(needed))
 
 
-def _part(graph: Graph, block: Block, sequence: tuple[int, ...], *, reads: tuple[int, ...]) -> Part:
+def _block_graph(graph: Graph, block: Block, sequence: tuple[int, ...], *, reads: tuple[int, ...]) -> BlockGraph:
     """Values from elsewhere are residents without weight: whoever runs the block pays for them."""
     arrivals = {
         GRADIENTS: Op("gradients", 0.0, reads, block.gradients, once=True),
@@ -325,7 +333,7 @@ def _part(graph: Graph, block: Block, sequence: tuple[int, ...], *, reads: tuple
         for op in members
     ]
     last = [numbers[value] for value in (*block.returned, *block.kept) if value in numbers]
-    return Part(Graph(tuple(ops), tuple(values), targets=frozenset(last)), sequence, tuple(numbers))
+    return BlockGraph(Graph(tuple(ops), tuple(values), targets=frozenset(last)), sequence, tuple(numbers))
 
 
 def _anonymous(graph: Graph, op: int) -> Op:

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rematch.graph.model import Bools, Floats, Ints, Longs, compressed_rows
-from rematch.solvers.feng_huang.division_tree import DivisionTree, Kind, Node
+from rematch.solvers.feng_huang.division_tree import DivisionNode, DivisionTree, Kind
 from rematch.solvers.feng_huang.linear import Line
 from rematch.solvers.feng_huang.segments import loss_bytes
 
@@ -160,7 +160,7 @@ def best_checkpoints(tree: DivisionTree) -> Checkpoints:
     return Checkpoints(vertices, loss_bytes(tree.dag, vertices))
 
 
-def _line(tree: DivisionTree, node: Node) -> Line:
+def _line(tree: DivisionTree, node: DivisionNode) -> Line:
     """The line of a linear node: its splitting vertices, and what is in the gaps between them."""
     dag = tree.dag
     parts = [list(tree.nodes[child].segment.inside) if child >= 0 else [] for child in node.children]

@@ -26,7 +26,7 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True)
-class Node:
+class DivisionNode:
     """A segment, its splitting or connecting vertices, and its parts that have something inside, by number.
 
     A linear one names the part of each gap between its points and ends, -1 where that is a single edge.
@@ -43,7 +43,7 @@ class DivisionTree:
     """Nodes from the whole graph down: children have higher numbers than their parents."""
 
     dag: Dag
-    nodes: tuple[Node, ...]
+    nodes: tuple[DivisionNode, ...]
 
 
 def divide(dag: Dag, deadline: Deadline | None = None) -> DivisionTree:
@@ -58,7 +58,7 @@ def divide(dag: Dag, deadline: Deadline | None = None) -> DivisionTree:
             children.append(len(segments) if part.inside else -1)
             if part.inside:
                 segments.append(part)
-        nodes.append(Node(segment, kind, points, tuple(children)))
+        nodes.append(DivisionNode(segment, kind, points, tuple(children)))
     return DivisionTree(dag, tuple(nodes))
 
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from rematch.graph import Graph
 from rematch.graph.model import Bools, Ints
-from rematch.solvers.checkpoints.checkpointing import forward_ops
+from rematch.solvers.common.forward_pass import forward_ops
 from rematch.solvers.feng_huang.segments import Dag, segments_between
 
 KEPT = -1  # instead of a segment
@@ -53,7 +53,7 @@ def readings(graph: Graph) -> Iterator[Reading]:
     yield _reading(graph, reads, {op: (op,) for op in ops})
     core = _core(ops, reads)
     if len(core) < len(ops):
-        yield _reading(graph, reads, _with_hangers_on(ops, reads, core))
+        yield _reading(graph, reads, _grouped_around_core(ops, reads, core))
 
 
 def may_run_again(graph: Graph) -> Bools:
@@ -125,7 +125,7 @@ def _reached(ops: Iterable[int], steps: dict[int, list[int]]) -> dict[int, int]:
     return reached
 
 
-def _with_hangers_on(ops: Sequence[int], reads: dict[int, list[int]], core: set[int]) -> dict[int, tuple[int, ...]]:
+def _grouped_around_core(ops: Sequence[int], reads: dict[int, list[int]], core: set[int]) -> dict[int, tuple[int, ...]]:
     """The operators of the core, each with what hangs on it alone."""
     neighbours: dict[int, set[int]] = {op: set(makers) for op, makers in reads.items()}
     for op, makers in reads.items():

@@ -24,7 +24,7 @@ from rematch.errors import ScheduleError
 from rematch.graph import Graph, Schedule
 from rematch.graph.blocks import BlockWriter, Form
 
-Block = tuple[int, ...]
+BlockOps = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class EqualBlocks:
     """
 
     key: str
-    members: tuple[Block, ...]
+    members: tuple[BlockOps, ...]
 
     @property
-    def representative(self) -> Block:
+    def representative(self) -> BlockOps:
         """The one to solve."""
         return self.members[0]
 
@@ -46,7 +46,7 @@ class EqualBlocks:
 def equal_blocks(graph: Graph, blocks: Iterable[Sequence[int]]) -> tuple[EqualBlocks, ...]:
     """The classes of equal blocks, by first member."""
     writer = BlockWriter(graph, by_phase=True)
-    by_form: dict[Form, list[Block]] = {}
+    by_form: dict[Form, list[BlockOps]] = {}
     for block in blocks:
         by_form.setdefault(writer.form(block), []).append(tuple(block))
     return tuple(EqualBlocks(writer.key(form), tuple(members)) for form, members in by_form.items())

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 from rematch.graph import Graph
 from rematch.solvers.base import Deadline
-from rematch.solvers.common.blocks import GRADIENTS, Block, Part as SmallGraph
+from rematch.solvers.common.blocks import Block, BlockGraph
+from rematch.solvers.common.options import Flattening, Option
 from rematch.solvers.hiremate.hilp import solve_level
 from rematch.solvers.hiremate.level import Layer, Level, Pass
-from rematch.solvers.hiremate.options import Option, layer_option, spread
+from rematch.solvers.hiremate.options import layer_option, spread
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Solved:
     """A piece, its small graph and its options."""
 
     block: Block
-    part: SmallGraph
+    part: BlockGraph
     options: tuple[Option, ...]
 
 
@@ -51,7 +52,7 @@ class Gap:
         )
 
     @staticmethod
-    def of(block: Block, part: SmallGraph, overhead_bytes: int) -> Gap:
+    def of(block: Block, part: BlockGraph, overhead_bytes: int) -> Gap:
         """Below the top, for a piece whose surroundings take so many bytes meanwhile."""
         sizes = {name: value.size_bytes for name, value in zip(part.values, part.graph.values, strict=True)}
         return Gap(
@@ -64,7 +65,7 @@ class Gap:
 
 
 @dataclass(frozen=True)
-class Step:
+class PieceRun:
     """A piece's forward or backward with one of its options; no piece stands for the gap."""
 
     of: Pass
@@ -80,7 +81,7 @@ def combined(
     most_options: int,
     deadline: Deadline,
     corrections: bool = True,
-) -> list[Step] | None:
+) -> list[PieceRun] | None:
     """The children in turn, each with an option, as H-ILP has them; None if it finds no way within the budget."""
     chosen = [
         spread(child.options, count) for child, count in zip(children, _counts(children, most_options), strict=True)
@@ -90,7 +91,7 @@ def combined(
     if found is None:
         return None
     return [
-        Step(run.of) if run.of is Pass.LOSS else Step(run.of, run.layer, chosen[run.layer][run.option])
+        PieceRun(run.of) if run.of is Pass.LOSS else PieceRun(run.of, run.layer, chosen[run.layer][run.option])
         for run in found.runs
     ]
 
@@ -137,55 +138,24 @@ def _level(children: Sequence[Solved], chosen: Sequence[Sequence[Option]], gap: 
     )
 
 
-def _read_by_forward(part: SmallGraph) -> set[int]:
+def _read_by_forward(part: BlockGraph) -> set[int]:
     """Values from elsewhere that the forward pass of a piece reads."""
-    forward = part.graph.ops[: part.ops.index(GRADIENTS)]
+    forward = part.graph.ops[: part.gap]
     made = {value for op in forward for value in op.outputs}
     return {part.values[value] for op in forward for value in op.inputs if value not in made}
 
 
-def written_out(graph: Graph, children: Sequence[Solved], steps: Sequence[Step]) -> list[int]:
+def operators_of(graph: Graph, children: Sequence[Solved], steps: Sequence[PieceRun]) -> list[int]:
     """The operators that the steps of the top level stand for, those that run once where a piece runs first."""
-    ops: list[int] = []
-    begun: set[int] = set()
+    written = Flattening(graph)
     for step in steps:
         if step.option is None:
-            ops.append(graph.arrays.loss)
+            written.loss()
             continue
         child = children[step.piece]
         forward, backward = step.option.ops_of(child.part)
         if step.of is Pass.BACKWARD:
-            ops += backward
-        elif step.piece in begun:
-            ops += forward
+            written.backward(backward)
         else:
-            begun.add(step.piece)
-            ops += with_once(graph, forward, child.block.once)
-    return ops
-
-
-def with_once(graph: Graph, ops: Sequence[int], once: Sequence[int]) -> list[int]:
-    """`ops` with each of `once`, in default order, as soon as it can run and at the latest before it is needed."""
-    makers, position = graph.arrays.producer, graph.arrays.position
-    missing = {*ops, *once}  # that have not run
-    waiting = list(once)
-    merged: list[int] = []
-
-    def run(op: int) -> None:
-        merged.append(op)
-        missing.discard(op)
-
-    for op in ops:
-        needed = {int(makers[value]) for value in graph.ops[op].inputs}
-        while waiting and (
-            not needed.isdisjoint(waiting)
-            or (position[waiting[0]] < position[op] and _ready(graph, waiting[0], missing))
-        ):
-            run(waiting.pop(0))
-        run(op)
-    return [*merged, *waiting]
-
-
-def _ready(graph: Graph, op: int, missing: set[int]) -> bool:
-    makers = graph.arrays.producer
-    return all(int(makers[value]) not in missing for value in graph.ops[op].inputs)
+            written.forward(step.piece, forward, child.block.once)
+    return written.ops

@@ -88,7 +88,7 @@ def heuristic(level: Level, budget_bytes: int, *, deadline: Deadline | None = No
 
 # A step of a shape is a node and the slot whose option it takes: that of its layer, for the forward and backward that
 # belong together, or a second one for forwards whose phantom nobody wants. The loss has the slot -1.
-Step = tuple[int, int]
+ShapeStep = tuple[int, int]
 
 
 def _quick_runs(judge: Judge, budget_bytes: int, deadline: Deadline) -> tuple[Run, ...] | None:
@@ -103,7 +103,7 @@ def _quick_runs(judge: Judge, budget_bytes: int, deadline: Deadline) -> tuple[Ru
     return best
 
 
-def _shapes(judge: Judge) -> Iterator[tuple[Step, ...]]:
+def _shapes(judge: Judge) -> Iterator[tuple[ShapeStep, ...]]:
     """All layers once; then the last ones once and the others, in groups, again before their backward passes."""
     order = judge.level.backward_order
     again = _Again(judge)
@@ -133,19 +133,19 @@ class _Again:
         self._layers = len(judge.level.layers)
         self._lone = [j for j, layer in enumerate(judge.level.layers) if not layer.has_backward]
 
-    def shape(self, kept: Sequence[int], rest: Iterable[Step]) -> tuple[Step, ...]:
+    def shape(self, kept: Sequence[int], rest: Iterable[ShapeStep]) -> tuple[ShapeStep, ...]:
         """Forward, loss, backward of the `kept` layers, and the `rest`."""
         once = set(kept)
         forward = (self._save(j) if j in once else self._pass(j) for j in range(self._layers))
         return (*forward, (self._number[Pass.LOSS, -1], -1), *map(self._back, kept), *rest)
 
-    def group(self, layers: Sequence[int]) -> Iterator[Step]:
+    def group(self, layers: Sequence[int]) -> Iterator[ShapeStep]:
         """All forwards, then all backwards."""
         saving = set(layers)
         yield from (self._save(j) if j in saving else self._pass(j) for j in self._with_lone(layers))
         yield from map(self._back, layers)
 
-    def halved(self, layers: Sequence[int], size: int) -> Iterator[Step]:
+    def halved(self, layers: Sequence[int], size: int) -> Iterator[ShapeStep]:
         """Run up to the later half, do that half, then the other: few data wait, log n forwards each."""
         if len(layers) <= size:
             yield from self.group(layers)
@@ -155,7 +155,7 @@ class _Again:
         yield from self.halved(later, size)
         yield from self.halved(earlier, size)
 
-    def from_the_start(self, layers: Sequence[int]) -> Iterator[Step]:
+    def from_the_start(self, layers: Sequence[int]) -> Iterator[ShapeStep]:
         """Before each backward everything up to it: nothing waits, n forwards each."""
         for at in range(len(layers)):
             yield from map(self._pass, self._with_lone(layers[at + 1 :]))
@@ -166,20 +166,20 @@ class _Again:
         between = (j for j in self._lone if layers and min(layers) < j < max(layers))
         return sorted((*layers, *between))
 
-    def _save(self, layer: int) -> Step:
+    def _save(self, layer: int) -> ShapeStep:
         return self._number[Pass.FORWARD, layer], layer
 
-    def _pass(self, layer: int) -> Step:
+    def _pass(self, layer: int) -> ShapeStep:
         return self._number[Pass.FORWARD, layer], self._layers + layer
 
-    def _back(self, layer: int) -> Step:
+    def _back(self, layer: int) -> ShapeStep:
         return self._number[Pass.BACKWARD, layer], layer
 
 
 class _Fitter:
     """A shape with an option in every slot, to begin with the fastest."""
 
-    def __init__(self, judge: Judge, shape: Sequence[Step]) -> None:
+    def __init__(self, judge: Judge, shape: Sequence[ShapeStep]) -> None:
         self._judge, self._shape = judge, shape
         self._places: dict[int, list[int]] = defaultdict(list)
         for place, (_, slot) in enumerate(shape):

@@ -14,77 +14,22 @@ save little: `limits` names pairs of both (Gusak et al., HiRemate, ICML 2025, se
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 
-import numpy as np
-
-from rematch.graph import Graph, Schedule, baseline, simulate
-from rematch.solvers.common.blocks import GRADIENTS, Block, Part, total_bytes
+from rematch.graph import Graph, baseline
+from rematch.solvers.common.blocks import Block, BlockGraph
+from rematch.solvers.common.options import Option, option_of, with_saving_limit
 from rematch.solvers.hiremate.level import LayerOption, Moment
 
 _SHARES = ((1.0, 0.7), (1.0, 0.4), (1.0, 0.2), (1.0, 0.0), (0.5, 0.5), (0.5, 0.0), (0.0, 0.0))
 
 
-@dataclass(frozen=True)
-class Option:
-    """A way to run a piece: operators before and after the gap, by their number in the piece's small graph."""
-
-    forward: tuple[int, ...]
-    backward: tuple[int, ...]
-    seconds: float
-    peak_bytes: int
-    phantom_bytes: int  # held over the gap beside what passes the border
-
-    def ops_of(self, part: Part) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The whole graph's operators for the piece that `part` is the small graph of."""
-        return tuple(part.ops[op] for op in self.forward), tuple(part.ops[op] for op in self.backward)
-
-
-def option_of(part: Part, schedule: Schedule) -> Option:
-    """A schedule of a piece's small graph as an option."""
-    gap = part.ops.index(GRADIENTS)
-    seen = simulate(part.graph, schedule).checked()
-    ops = schedule.ops.tolist()
-    at = ops.index(gap)
-    passing = {*part.graph.ops[gap].inputs, *part.graph.ops[gap].outputs}
-    during = int(seen.timeline_bytes[int(np.flatnonzero(schedule.steps == gap)[0])])
-    return Option(
-        forward=tuple(ops[:at]),
-        backward=tuple(ops[at + 1 :]),
-        seconds=seen.seconds - part.graph.ops[gap].seconds,
-        peak_bytes=int(np.delete(seen.timeline_bytes, np.flatnonzero(schedule.steps == gap)).max(initial=0)),
-        phantom_bytes=during - part.graph.ops[gap].workspace_bytes - total_bytes(part.graph, passing),
-    )
-
-
-def limits(part: Part) -> Iterator[tuple[Graph, int]]:
+def limits(part: BlockGraph) -> Iterator[tuple[Graph, int]]:
     """The small graph with less and less memory in all and over the gap, each with its budget."""
-    gap = part.ops.index(GRADIENTS)
-    everything = baseline(part.graph)
-    plain = option_of(part, everything)
+    plain = option_of(part, baseline(part.graph))
     highest, least = plain.peak_bytes, part.graph.largest_op_bytes
-    passing = total_bytes(part.graph, {*part.graph.ops[gap].inputs, *part.graph.ops[gap].outputs})
     for of_peak, of_phantom in _SHARES:
         peak = least + int(of_peak * (highest - least))
-        gap_bytes = peak - passing - int(of_phantom * plain.phantom_bytes)
-        yield with_gap(part, max(0, gap_bytes)), peak
-
-
-def with_gap(part: Part, workspace_bytes: int) -> Graph:
-    """The small graph in which so many bytes are taken over the gap."""
-    gap = part.ops.index(GRADIENTS)
-    ops = list(part.graph.ops)
-    ops[gap] = replace(ops[gap], workspace_bytes=workspace_bytes)
-    return replace(part.graph, ops=tuple(ops))
-
-
-def undominated(options: Iterable[Option]) -> list[Option]:
-    """Those that no other equals or beats in time, peak and phantom, fastest first."""
-    kept: list[Option] = []
-    for option in sorted(options, key=lambda o: (o.seconds, o.phantom_bytes, o.peak_bytes)):
-        if not any(o.phantom_bytes <= option.phantom_bytes and o.peak_bytes <= option.peak_bytes for o in kept):
-            kept.append(option)
-    return kept
+        yield with_saving_limit(part, peak, int(of_phantom * plain.saved_bytes)), peak
 
 
 def spread(options: Sequence[Option], count: int) -> list[Option]:
@@ -92,11 +37,11 @@ def spread(options: Sequence[Option], count: int) -> list[Option]:
 
     Of equal peaks the one that holds less over the gap comes first.
     """
-    waiting = sorted(options, key=lambda o: (-o.peak_bytes, o.phantom_bytes))
+    waiting = sorted(options, key=lambda o: (-o.peak_bytes, o.saved_bytes))
     chosen: list[Option] = []
     while waiting and len(chosen) < count:
         if len(chosen) < 2:
-            best = waiting[0] if not chosen else min(waiting, key=lambda o: (o.peak_bytes, o.phantom_bytes))
+            best = waiting[0] if not chosen else min(waiting, key=lambda o: (o.peak_bytes, o.saved_bytes))
         else:
             best = max(waiting, key=lambda o: _distance(o, chosen))
         chosen.append(best)
@@ -106,10 +51,10 @@ def spread(options: Sequence[Option], count: int) -> list[Option]:
 
 def _distance(option: Option, chosen: Sequence[Option]) -> int:
     """How far peak and phantom are from those of the nearest chosen one."""
-    return min(abs(option.peak_bytes - o.peak_bytes) + abs(option.phantom_bytes - o.phantom_bytes) for o in chosen)
+    return min(abs(option.peak_bytes - o.peak_bytes) + abs(option.saved_bytes - o.saved_bytes) for o in chosen)
 
 
-def layer_option(block: Block, part: Part, option: Option, data_of: dict[int, int]) -> LayerOption:
+def layer_option(block: Block, part: BlockGraph, option: Option, data_of: dict[int, int]) -> LayerOption:
     """The option as a level sees it: `data_of` numbers the values that pass between the level's layers."""
     return _Walk(block, part, data_of).option(option)
 
@@ -117,7 +62,7 @@ def layer_option(block: Block, part: Part, option: Option, data_of: dict[int, in
 class _Walk:
     """Runs an option step by step, apart into what the surroundings see and what only the run itself holds."""
 
-    def __init__(self, block: Block, part: Part, data_of: dict[int, int]) -> None:
+    def __init__(self, block: Block, part: BlockGraph, data_of: dict[int, int]) -> None:
         self._part = part
         self._data_of = data_of
         self._size = [value.size_bytes for value in part.graph.values]
@@ -134,9 +79,9 @@ class _Walk:
         return LayerOption(
             forward_seconds=float(seconds[list(option.forward)].sum()),
             backward_seconds=float(seconds[list(option.backward)].sum()),
-            phantom_bytes=option.phantom_bytes,
-            forward_moments=_merged(forward, option.phantom_bytes),
-            backward_moments=_merged(backward, option.phantom_bytes),
+            phantom_bytes=option.saved_bytes,
+            forward_moments=_merged(forward, option.saved_bytes),
+            backward_moments=_merged(backward, option.saved_bytes),
             backward_reads=self._data(self._read_from_outside(option.backward, phantom)),
         )
 

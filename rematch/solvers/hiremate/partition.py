@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 
 from rematch.errors import SolverError
 from rematch.graph import Graph
-from rematch.solvers.checkpoints.checkpointing import forward_ops
+from rematch.solvers.common.forward_pass import forward_ops
 from rematch.solvers.registry import Registry
 
 DEFAULT_PARTITIONER = "hpartition"

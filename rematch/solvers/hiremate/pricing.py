@@ -45,7 +45,7 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Node:
+class LevelNode:
     """A compute node of a level; the loss has the layer -1 and one way."""
 
     of: Pass
@@ -207,26 +207,26 @@ def _in_words(run: Run) -> str:
 # --- nodes ------------------------------------------------------------------------------------------------------------
 
 
-def _nodes(level: Level) -> tuple[Node, ...]:
+def _nodes(level: Level) -> tuple[LevelNode, ...]:
     expected = [number for number, layer in enumerate(level.layers) if layer.has_backward]
     if sorted(level.backward_order) != expected:
         raise SolverError(f"backward_order {level.backward_order} must name the layers {expected} once each")
     forward = [_forward(number, layer) for number, layer in enumerate(level.layers)]
     loss = Way(level.loss_seconds, level.loss_reads, (Moment(level.loss_overhead_bytes),))
     backward = [_backward(number, level.layers[number]) for number in level.backward_order]
-    return (*forward, Node(Pass.LOSS, -1, level.loss_makes, (loss,)), *backward)
+    return (*forward, LevelNode(Pass.LOSS, -1, level.loss_makes, (loss,)), *backward)
 
 
-def _forward(number: int, layer: Layer) -> Node:
+def _forward(number: int, layer: Layer) -> LevelNode:
     reads, makes = layer.forward_reads, layer.forward_makes
     ways = (
         Way(o.forward_seconds, reads, _moments(o.forward_moments, reads, makes), o.phantom_bytes) for o in layer.options
     )
-    return Node(Pass.FORWARD, number, makes, tuple(ways))
+    return LevelNode(Pass.FORWARD, number, makes, tuple(ways))
 
 
-def _backward(number: int, layer: Layer) -> Node:
-    return Node(Pass.BACKWARD, number, layer.backward_makes, tuple(_way_back(layer, o) for o in layer.options))
+def _backward(number: int, layer: Layer) -> LevelNode:
+    return LevelNode(Pass.BACKWARD, number, layer.backward_makes, tuple(_way_back(layer, o) for o in layer.options))
 
 
 def _way_back(layer: Layer, option: LayerOption) -> Way:

@@ -27,13 +27,13 @@ import numpy as np
 from rematch.errors import SolverError
 from rematch.graph import Graph, Phase, baseline
 from rematch.solvers.base import Deadline, OnProgress, Problem, Solution, Solver, ignore_progress, make_solver
-from rematch.solvers.common.blocks import part_with_gap
+from rematch.solvers.common.blocks import gap_graph
 from rematch.solvers.common.pruning import offer_in_default_order
 from rematch.solvers.default.anneal import Anneal
 from rematch.solvers.default.auto import Auto
 from rematch.solvers.default.greedy import Greedy, greedy_schedule
 from rematch.solvers.hiremate.canonical import equal_blocks
-from rematch.solvers.hiremate.combine import Gap, Solved, combined, written_out
+from rematch.solvers.hiremate.combine import Gap, Solved, combined, operators_of
 from rematch.solvers.hiremate.hpartition import HPartition
 from rematch.solvers.hiremate.partition import Part, Partitioner, check_partition, make_partitioner
 from rematch.solvers.hiremate.pieces import Piece, Pieces, pieces_of
@@ -178,7 +178,7 @@ class HiRemate(Solver):
             for same, options in zip(classes, found, strict=True):
                 for member in same.members:
                     piece = by_ops[member]
-                    solved[id(piece)] = Solved(piece.block, part_with_gap(graph, piece.block), options)
+                    solved[id(piece)] = Solved(piece.block, gap_graph(graph, piece.block), options)
             incumbent.tell(self.name, f"level {number}: {len(level)} pieces, {len(classes)} of them unique")
         return [solved[id(child)] for child in pieces.root.children]
 
@@ -186,7 +186,7 @@ class HiRemate(Solver):
         by_children = HILP in self._solvers_at(level)
         return Task(
             block=piece.block,
-            part=part_with_gap(graph, piece.block),
+            part=gap_graph(graph, piece.block),
             children=tuple(solved[id(child)] for child in piece.children) if by_children else (),
             solvers=_without_hilp(self._solvers_at(level)),
             options=self.options,
@@ -215,7 +215,7 @@ class HiRemate(Solver):
             if steps is None:
                 continue
             if offer_in_default_order(
-                incumbent, np.array(written_out(graph, children, steps), dtype=np.int32), self.name
+                incumbent, np.array(operators_of(graph, children, steps), dtype=np.int32), self.name
             ):
                 return
 

@@ -13,14 +13,13 @@ import numpy as np
 
 from rematch.graph import Graph, Schedule, baseline, simulate
 from rematch.solvers.base import Deadline, Problem, Solver, ignore_progress
-from rematch.solvers.common.blocks import GRADIENTS, Block, Part as SmallGraph, needed_for
+from rematch.solvers.common.blocks import Block, BlockGraph, needed_for
+from rematch.solvers.common.options import MOVES_PER_OP, Option, option_of, undominated
 from rematch.solvers.common.pruning import pruned
 from rematch.solvers.default.anneal import Anneal
 from rematch.solvers.hiremate.combine import Gap, Solved, combined
 from rematch.solvers.hiremate.level import Pass
-from rematch.solvers.hiremate.options import Option, limits, option_of, spread, undominated
-
-_MOVES_PER_OP = 600  # of local search under each limit
+from rematch.solvers.hiremate.options import limits, spread
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class Task:
     """
 
     block: Block
-    part: SmallGraph
+    part: BlockGraph
     children: tuple[Solved, ...]
     solvers: tuple[Solver, ...]
     options: int
@@ -48,13 +47,13 @@ def solve_task(task: Task) -> tuple[Option, ...]:
         if deadline.expired:
             break
         found += [option_of(part, schedule) for schedule in _schedules(task, graph, budget_bytes, deadline)]
-    return tuple(spread(undominated(found), task.options))
+    return tuple(spread(undominated(found, lambda option: option.figures), task.options))
 
 
 def _saving_nothing(task: Task) -> Option:
     """Forward; and again what backward needs, right before it."""
     part = task.part
-    gap = part.ops.index(GRADIENTS)
+    gap = part.gap
     read = {value for op in part.graph.ops[gap + 1 :] for value in op.inputs}
     again = needed_for(part.graph, range(gap), read)
     sequence = [*range(gap + 1), *again, *range(gap + 1, len(part.ops))]
@@ -77,7 +76,7 @@ def _schedules(task: Task, graph: Graph, budget_bytes: int, deadline: Deadline) 
 
 def _by_solver(solver: Solver, problem: Problem, deadline: Deadline) -> Schedule | None:
     if isinstance(solver, Anneal) and solver.iterations is None:
-        solver = Anneal(seed=solver.seed, iterations=_MOVES_PER_OP * len(problem.graph.ops))
+        solver = Anneal(seed=solver.seed, iterations=MOVES_PER_OP * len(problem.graph.ops))
     if not solver.applicable(problem):
         return None
     schedule = solver.solve(problem, deadline=deadline, on_progress=ignore_progress).schedule
@@ -89,7 +88,7 @@ def _by_solver(solver: Solver, problem: Problem, deadline: Deadline) -> Schedule
 def _by_children(task: Task, problem: Problem, deadline: Deadline) -> Schedule | None:
     """The children with the options that H-ILP chooses, as operators of the piece's small graph."""
     part = task.part
-    gap = part.ops.index(GRADIENTS)
+    gap = part.gap
     around = Gap.of(task.block, part, problem.graph.ops[gap].workspace_bytes)
     steps = combined(
         task.children,

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from rematch.graph.model import Floats, Longs, compressed_rows
+from rematch.solvers.common.options import Option
 
 if TYPE_CHECKING:
     from rematch.solvers.rotor.kernels import Chain
@@ -41,22 +42,17 @@ _GOLDEN = 0.6180339887498949  # its multiples are spread most evenly over the fr
 
 
 @dataclass(frozen=True)
-class Option:
-    """Forward and, later, backward. No peak has the block's input; the backward's has what arrives and was saved."""
-
-    saved_bytes: int  # stays in between, besides input and output
-    forward_seconds: float
-    forward_peak_bytes: int
-    backward_seconds: float
-    backward_peak_bytes: int
-
-
-@dataclass(frozen=True)
 class Alone:
     """Forward and backward in one go, from the input and the gradient of the output, which the peak has."""
 
     seconds: float
     peak_bytes: int
+    ops: tuple[int, ...] = ()  # of the whole graph
+
+    @property
+    def figures(self) -> tuple[float, ...]:
+        """What these are compared by, less being better."""
+        return self.seconds, self.peak_bytes
 
 
 @dataclass(frozen=True)
@@ -77,12 +73,6 @@ class ChainBlock:
     beside: tuple[Alone, ...] = ()  # if the output is there, which its peak does not have; empty if that is of no use
 
 
-def one_after_the_other(option: Option, gradient_bytes: int) -> Alone:
-    """An option's forward and backward in one go."""
-    peak = max(option.forward_peak_bytes + gradient_bytes, option.backward_peak_bytes)
-    return Alone(option.forward_seconds + option.backward_seconds, peak)
-
-
 class Action(Enum):
     """What a step does with its block."""
 
@@ -95,7 +85,7 @@ class Action(Enum):
 
 
 @dataclass(frozen=True)
-class Step:
+class ChainStep:
     """An action on a block; `option` is an index into what there is for it, -1 where there is nothing to choose."""
 
     action: Action
@@ -129,32 +119,35 @@ class ChainTable:
         whole: Floats = self.rows[len(self.chain.output) - 1]
         return whole
 
-    def steps(self, slots: int) -> list[Step]:
+    def steps(self, slots: int) -> list[ChainStep]:
         """The fastest steps in so many slots; there must be some."""
         from rematch.solvers.rotor import kernels as rotor_kernels
 
         count = len(self.chain.output)
         choices, seconds = _room_for_choices(self.chain)
-        steps: list[Step] = []
-        tasks: list[Step | _Segment] = [_Segment(0, count - 1, False, slots)]
+        steps: list[ChainStep] = []
+        tasks: list[ChainStep | _Segment] = [_Segment(0, count - 1, False, slots)]
         while tasks:
             task = tasks.pop()
-            if isinstance(task, Step):
+            if isinstance(task, ChainStep):
                 steps.append(task)
                 continue
             first, last, has_output, free = task
             chosen = rotor_kernels.choose(self.rows, self.chain, *task, choices, seconds)
             what, _, _, then_lacks, end, end_lacks = choices[chosen].tolist()
             if first == last:
-                steps.append(Step(Action.BESIDE if has_output else Action.ALONE, first, what))
+                steps.append(ChainStep(Action.BESIDE if has_output else Action.ALONE, first, what))
             elif what >= 0:
-                steps.append(Step(Action.SAVE, first, what))
+                steps.append(ChainStep(Action.SAVE, first, what))
                 tasks += [
-                    Step(Action.BACKWARD, first, what),
+                    ChainStep(Action.BACKWARD, first, what),
                     _Segment(first + 1, last, has_output, free - then_lacks),
                 ]
             else:
-                steps += [Step(Action.CHECKPOINT, first), *(Step(Action.FORWARD, b) for b in range(first + 1, ~what))]
+                steps += [
+                    ChainStep(Action.CHECKPOINT, first),
+                    *(ChainStep(Action.FORWARD, b) for b in range(first + 1, ~what)),
+                ]
                 output_stays = end == rotor_kernels.row_of(first, ~what - 1, True, count)
                 tasks += [
                     _Segment(first, ~what - 1, output_stays, free - end_lacks),

@@ -1,4 +1,4 @@
-"""The dynamic programme over segments of a chain and slots of memory, compiled; `rotor_chain` says what it means.
+"""The dynamic programme over segments of a chain and slots of memory, compiled; `chain` says what it means.
 
 `fill(table, chain, choices, seconds)`
 

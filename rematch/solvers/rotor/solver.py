@@ -5,12 +5,12 @@
 O. Beaumont et al., "Optimal Checkpointing for Heterogeneous Chains" (2019; ACM TOMS 2024), and RK-rotor of X. Zhao et
 al., "Rockmate: an Efficient, Fast, Automatic and Generic Tool for Re-materialization in PyTorch" (ICML 2023).
 
-1. `rotor_blocks` cuts the training step into a sequence of blocks.
+1. `common.blocks` cuts the training step into a sequence of blocks.
 2. Each block gets options: to save everything, and what local search finds when it may save less or must do with a
    lower peak. It works on the block as a small graph in which the arrival of gradients stands for all that happens
    between forward and backward; that the arrival has a workspace is what limits the memory saved. Equal blocks, up to
    renaming, are searched once.
-3. `rotor_chain` finds the fastest memory-persistent sequence of block operations, in slots of memory.
+3. `chain` finds the fastest memory-persistent sequence of block operations, in slots of memory.
 4. The sequence is written out as operators, without recomputations that nothing reads or that the budget has room to
    do without, and values are freed as early as possible.
 
@@ -22,11 +22,8 @@ with it.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from operator import le
-from typing import TypeVar
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -35,29 +32,28 @@ from rematch.graph import Graph, Phase, Schedule, baseline, simulate
 from rematch.graph.generators import chain as chain_graph
 from rematch.graph.model import Ints
 from rematch.solvers.base import Deadline, OnProgress, Problem, Solution, Solver, ignore_progress
-from rematch.solvers.checkpoints.checkpointing import is_linear
 from rematch.solvers.common.blocks import (
-    GRADIENTS,
     Block,
     BlockChain,
-    Part,
+    BlockGraph,
+    backward_graph,
     cut_into_blocks,
-    part_alone,
-    part_forward,
-    part_with_gap,
+    forward_graph,
+    gap_graph,
     total_bytes,
 )
+from rematch.solvers.common.forward_pass import is_linear
+from rematch.solvers.common.options import MOVES_PER_OP, Flattening, option_of, undominated, with_saving_limit
 from rematch.solvers.common.pruning import pruned
 from rematch.solvers.default.anneal import LocalSearch
 from rematch.solvers.incumbent import Incumbent
-from rematch.solvers.rotor.chain import Action, Alone, ChainBlock, ChainTable, Option, Step
+from rematch.solvers.rotor.chain import Action, Alone, ChainBlock, ChainStep, ChainTable
 
 # Peaks to try, as shares of the way from what the hungriest operator needs to the peak without recomputation; and, at
 # each, how much less the next option may save: a share of all that can be saved, or of the last limit if that is less.
 _COARSE = tuple((share, (0.3, 0.6)) for share in (1.0, 0.75, 0.5, 0.25, 0.0))
 _FINE = ((1.0, (1 / 32, 0.15)),)
 _LEAST_SAVED = 0.015  # of what is saved without recomputation: less than that is nothing
-_MOVES_PER_OP = 600  # of local search for an option
 _SEARCH_SHARE = 0.6  # of the time, at most; the rest is for the table
 _PRUNED_SOLUTIONS = 10  # of a table: the one that is fastest before need not be after
 _HEADROOM = 1.3  # of the budget that the table is made for
@@ -123,7 +119,7 @@ class Rotor(Solver):
         for slots in slots_worth_trying(table):
             if passed == _PRUNED_SOLUTIONS or incumbent.over:
                 return
-            ops = written_out(chain, parts, table.steps(slots))
+            ops = operators_of(chain, parts, table.steps(slots))
             if simulate(graph, Schedule.from_ops(graph, ops)).peak_bytes <= budget_bytes:
                 passed += 1
                 fewer = pruned(graph, ops, budget_bytes, keep_first=True)
@@ -148,95 +144,79 @@ def slots_worth_trying(table: ChainTable) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class SolvedBlock:
-    """A block for the dynamic programme, and the operators that its options stand for."""
+    """A block for the dynamic programme, and what it takes to write its steps as operators."""
 
     for_chain: ChainBlock
-    again: tuple[int, ...]  # to make the output once more
-    forward: tuple[tuple[int, ...], ...]  # per option
-    backward: tuple[tuple[int, ...], ...]
-    alone: tuple[tuple[int, ...], ...]
-    beside: tuple[tuple[int, ...], ...]
+    gap_graph: BlockGraph  # of the options
+    again: tuple[int, ...]  # operators that make the output once more
 
 
-Find = Callable[[Part], Sequence[Schedule]]
+Find = Callable[[BlockGraph], Sequence[Schedule]]
 
 
-def saving_all(part: Part) -> Sequence[Schedule]:
+def saving_all(part: BlockGraph) -> Sequence[Schedule]:
     """The one schedule that recomputes nothing."""
     return [baseline(part.graph)]
 
 
 class Searched:
-    """What local search finds for a part, with ever less memory; equal parts are searched once."""
+    """What local search finds for a block's small graph, with ever less memory; equal ones are searched once."""
 
     def __init__(self, seed: int, deadline: Deadline) -> None:
         self._seed, self._deadline = seed, deadline
         self._known: dict[tuple[object, ...], Sequence[Schedule]] = {}
 
-    def coarse(self, part: Part) -> Sequence[Schedule]:
+    def coarse(self, part: BlockGraph) -> Sequence[Schedule]:
         """A few options, from those that save nearly all to those that save nothing, at several peaks."""
         return self._once("coarse", part, lambda: [baseline(part.graph), *self._search(part, _COARSE)])
 
-    def fine(self, part: Part) -> Sequence[Schedule]:
+    def fine(self, part: BlockGraph) -> Sequence[Schedule]:
         """These, and more that lie between them."""
         return self._once("fine", part, lambda: [*self.coarse(part), *self._search(part, _FINE)])
 
-    def _once(self, what: str, part: Part, find: Callable[[], Sequence[Schedule]]) -> Sequence[Schedule]:
+    def _once(self, what: str, part: BlockGraph, find: Callable[[], Sequence[Schedule]]) -> Sequence[Schedule]:
         key = (what, *_form(part.graph))
         if key not in self._known:
             self._known[key] = find()
         return self._known[key]
 
-    def _search(self, part: Part, peaks: Iterable[tuple[float, tuple[float, float]]]) -> Iterator[Schedule]:
+    def _search(self, part: BlockGraph, peaks: Iterable[tuple[float, tuple[float, float]]]) -> Iterator[Schedule]:
         everything = baseline(part.graph)
-        all_saved = _option(part, everything).saved_bytes
+        all_saved = option_of(part, everything).saved_bytes
         highest, least = simulate(part.graph, everything).peak_bytes, part.graph.largest_op_bytes
         for share, (of_all, of_limit) in peaks:
             peak = least + int(share * (highest - least))
             limit = all_saved if peak < highest else all_saved - 1
             while limit >= 0 and not self._deadline.expired:
-                found = self._fastest(_with_limit(part, peak, limit), peak)
+                found = self._fastest(with_saving_limit(part, peak, limit), peak)
                 if found is None:
                     break
                 yield found
                 lower = limit - int(min(of_all * all_saved, of_limit * limit))
-                limit = min(lower, _option(part, found).saved_bytes - 1)
+                limit = min(lower, option_of(part, found).saved_bytes - 1)
                 if 0 < limit < _LEAST_SAVED * all_saved:
                     limit = 0
 
     def _fastest(self, graph: Graph, budget_bytes: int) -> Schedule | None:
         search = LocalSearch(Problem(graph, budget_bytes), seed=self._seed)
-        search.run(_MOVES_PER_OP * len(graph.ops))
+        search.run(MOVES_PER_OP * len(graph.ops))
         search.tidy()
         return search.best
 
 
-def _with_limit(part: Part, peak_bytes: int, saved_bytes: int) -> Graph:
-    """The part as a graph that, in `peak_bytes`, has no more than `saved_bytes` to save anything in over the gap."""
-    arrival = part.ops.index(GRADIENTS)
-    ops = list(part.graph.ops)
-    rest = max(0, peak_bytes - _passing_bytes(part) - saved_bytes)
-    ops[arrival] = replace(ops[arrival], workspace_bytes=rest)
-    return replace(part.graph, ops=tuple(ops))
-
-
 def _form(graph: Graph) -> tuple[object, ...]:
-    """What parts have in common whose schedules can be exchanged."""
+    """What small graphs have in common whose schedules can be exchanged."""
     a = graph.arrays
     return graph.fingerprint, a.seconds.tobytes(), a.workspace.tobytes()
 
 
 def solved(graph: Graph, block: Block, find: Find) -> SolvedBlock:
-    """Price the schedules that `find` has for the parts of a block; those that another beats in all respects go."""
-    gap, alone = part_with_gap(graph, block), part_alone(graph, block)
-    beside = part_alone(graph, block, has_output=True)
-    options = _undominated((_option(gap, schedule), schedule) for schedule in find(gap))
-    in_one_go = _undominated((_alone(alone, schedule), schedule) for schedule in find(alone))
-    with_output = _undominated((_alone(beside, schedule), schedule) for schedule in find(beside))
-    if beside.ops == alone.ops:
-        with_output = []
-    plain, passing = part_forward(graph, block, has_input=False), part_forward(graph, block, has_input=True)
-    plain_option = _option(plain, baseline(plain.graph))
+    """Price the schedules that `find` has for a block; those that another beats in all respects go."""
+    gap = gap_graph(graph, block)
+    options = undominated((option_of(gap, schedule) for schedule in find(gap)), lambda option: option.figures)
+    in_one_go, beside = backward_graph(graph, block), backward_graph(graph, block, has_output=True)
+    plain, passing = forward_graph(graph, block, has_input=False), forward_graph(graph, block, has_input=True)
+    plain_option = option_of(plain, baseline(plain.graph))
     return SolvedBlock(
         for_chain=ChainBlock(
             output_bytes=total_bytes(graph, block.output),
@@ -244,73 +224,24 @@ def solved(graph: Graph, block: Block, find: Find) -> SolvedBlock:
             kept_bytes=total_bytes(graph, block.kept),
             plain_seconds=plain_option.forward_seconds,
             plain_peak_bytes=plain_option.forward_peak_bytes,
-            passing_peak_bytes=_option(passing, baseline(passing.graph)).forward_peak_bytes,
-            options=tuple(option for option, _ in options),
-            alone=tuple(one for one, _ in in_one_go),
-            beside=tuple(one for one, _ in with_output),
+            passing_peak_bytes=option_of(passing, baseline(passing.graph)).forward_peak_bytes,
+            options=tuple(options),
+            alone=_alone(in_one_go, find),
+            beside=() if beside.ops == in_one_go.ops else _alone(beside, find),
         ),
-        again=_around_gradients(plain, baseline(plain.graph))[0],
-        forward=tuple(_around_gradients(gap, schedule)[0] for _, schedule in options),
-        backward=tuple(_around_gradients(gap, schedule)[1] for _, schedule in options),
-        alone=tuple(_around_gradients(alone, schedule)[1] for _, schedule in in_one_go),
-        beside=tuple(_around_gradients(beside, schedule)[1] for _, schedule in with_output),
+        gap_graph=gap,
+        again=plain_option.ops_of(plain)[0],
     )
 
 
-def _option(part: Part, schedule: Schedule) -> Option:
-    """What a schedule of a part costs before and after the arrival of gradients."""
-    arrival = part.ops.index(GRADIENTS)
-    seen = simulate(part.graph, schedule).checked()
-    steps = schedule.steps
-    seconds = np.where(steps >= 0, part.graph.arrays.seconds[np.maximum(steps, 0)], 0.0)  # frees take none
-    at = int(np.flatnonzero(steps == arrival)[0])
-    return Option(
-        saved_bytes=int(seen.timeline_bytes[at]) - _passing_bytes(part) - part.graph.ops[arrival].workspace_bytes,
-        forward_seconds=float(seconds[:at].sum()),
-        forward_peak_bytes=int(seen.timeline_bytes[:at].max(initial=0)),
-        backward_seconds=float(seconds[at + 1 :].sum()),
-        backward_peak_bytes=int(seen.timeline_bytes[at + 1 :].max(initial=0)),
-    )
-
-
-def _passing_bytes(part: Part) -> int:
-    """The block's output, and the gradients that arrive for it."""
-    arrival = part.graph.ops[part.ops.index(GRADIENTS)]
-    return total_bytes(part.graph, {*arrival.inputs, *arrival.outputs})
-
-
-def _alone(part: Part, schedule: Schedule) -> Alone:
-    seen = simulate(part.graph, schedule).checked()
-    return Alone(seen.seconds, seen.peak_bytes)
-
-
-def _around_gradients(part: Part, schedule: Schedule) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The graph's operators that a schedule of a part runs before and after the arrival of gradients."""
-    ops = [part.ops[op] for op in schedule.ops.tolist()]
-    at = ops.index(GRADIENTS)
-    return tuple(ops[:at]), tuple(ops[at + 1 :])
-
-
-_Priced = TypeVar("_Priced", Option, Alone)
-
-
-def _undominated(priced: Iterable[tuple[_Priced, Schedule]]) -> list[tuple[_Priced, Schedule]]:
-    """Those that no other equals or beats in every figure, the first of equals."""
-    kept: dict[tuple[float, ...], tuple[_Priced, Schedule]] = {}
-    for price, schedule in priced:
-        figures = _figures(price)
-        if not any(all(map(le, other, figures)) for other in kept):
-            kept = {other: known for other, known in kept.items() if not all(map(le, figures, other))}
-            kept[figures] = (price, schedule)
-    return list(kept.values())
-
-
-def _figures(price: Option | Alone) -> tuple[float, ...]:
-    """What the dynamic programme goes by."""
-    if isinstance(price, Alone):
-        return price.seconds, price.peak_bytes
-    seconds = price.forward_seconds + price.backward_seconds
-    return seconds, price.saved_bytes, price.forward_peak_bytes, price.backward_peak_bytes
+def _alone(part: BlockGraph, find: Find) -> tuple[Alone, ...]:
+    """Ways to run a block forward and backward in one go."""
+    found = []
+    for schedule in find(part):
+        seen = simulate(part.graph, schedule).checked()
+        ops = tuple(part.ops[op] for op in schedule.ops.tolist() if op != part.gap)
+        found.append(Alone(seen.seconds, seen.peak_bytes, ops))
+    return tuple(undominated(found, lambda alone: alone.figures))
 
 
 def loss_block(chain: BlockChain) -> ChainBlock:
@@ -326,38 +257,24 @@ def loss_block(chain: BlockChain) -> ChainBlock:
 # From steps to operators
 
 
-def written_out(chain: BlockChain, parts: Sequence[SolvedBlock], steps: Sequence[Step]) -> Ints:
+def operators_of(chain: BlockChain, parts: Sequence[SolvedBlock], steps: Sequence[ChainStep]) -> Ints:
     """The operators that the steps stand for."""
-    graph = chain.graph
-    ops: list[int] = []
-    seen: set[int] = set()
+    written = Flattening(chain.graph)
     for step in steps:
         if step.block == len(parts):
-            ops.append(graph.arrays.loss)
+            written.loss()
             continue
-        block, of_block = chain.blocks[step.block], parts[step.block]
+        block, part = chain.blocks[step.block], parts[step.block]
         if step.action is Action.BACKWARD:
-            ops += of_block.backward[step.option]
+            written.backward(part.for_chain.options[step.option].ops_of(part.gap_graph)[1])
         elif step.action is Action.ALONE:
-            ops += of_block.alone[step.option]
+            written.backward(part.for_chain.alone[step.option].ops)
         elif step.action is Action.BESIDE:
-            ops += of_block.beside[step.option]
-        elif step.block in seen:
-            ops += of_block.forward[step.option] if step.action is Action.SAVE else of_block.again
+            written.backward(part.for_chain.beside[step.option].ops)
+        elif step.action is Action.SAVE:
+            saving = part.for_chain.options[step.option].ops_of(part.gap_graph)[0]
+            written.forward(step.block, saving, block.once)
         else:
-            seen.add(step.block)
-            part = of_block.forward[step.option] if step.action is Action.SAVE else block.forward
-            ops += _merged(graph, part, block.once)
-    return np.array(ops, dtype=np.int32)
-
-
-def _merged(graph: Graph, ops: Sequence[int], once: Sequence[int]) -> list[int]:
-    """`ops` with each of `once` before the first computation that follows it in default order."""
-    position = graph.arrays.position
-    waiting = deque(once)
-    merged: list[int] = []
-    for op in ops:
-        while waiting and position[waiting[0]] < position[op]:
-            merged.append(waiting.popleft())
-        merged.append(op)
-    return [*merged, *waiting]
+            first = written.is_first(step.block)
+            written.forward(step.block, block.forward if first else part.again, block.once)
+    return np.array(written.ops, dtype=np.int32)

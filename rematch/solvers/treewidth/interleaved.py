@@ -35,7 +35,7 @@ from itertools import accumulate
 
 from rematch.solvers.treewidth.path_decomposition import Spine
 
-Piece = tuple[list[int], int]
+Prelude = tuple[list[int], int]  # what to compute before a vertex, and that vertex
 Known = frozenset[int]
 
 
@@ -43,7 +43,7 @@ class TooLong(Exception):
     """The schedule would have more steps than allowed."""
 
 
-def merge(pieces: Iterable[Piece]) -> list[Piece]:
+def merge(pieces: Iterable[Prelude]) -> list[Prelude]:
     """One piece for each x, in ascending order; what comes before the same x is put end to end."""
     merged: dict[int, list[int]] = {}
     for before, x in pieces:
@@ -51,14 +51,14 @@ def merge(pieces: Iterable[Piece]) -> list[Piece]:
     return [(merged[x], x) for x in sorted(merged)]
 
 
-def flatten(pieces: Iterable[Piece]) -> list[int]:
+def flatten(pieces: Iterable[Prelude]) -> list[int]:
     """The schedule that an interleaved schedule stands for."""
     return [vertex for before, x in merge(pieces) for vertex in (*before, x)]
 
 
-def condense(kept: Collection[int], pieces: Iterable[Piece]) -> list[Piece]:
+def condense(kept: Collection[int], pieces: Iterable[Prelude]) -> list[Prelude]:
     """The same schedule up to the last of `kept`, as an interleaved schedule on `kept` alone."""
-    condensed: list[Piece] = []
+    condensed: list[Prelude] = []
     waiting: list[int] = []
     for before, x in merge(pieces):
         waiting += before
@@ -135,7 +135,7 @@ class _Run:
         right = self.interleaved(bag, range(centre + 1, bags[-1] + 1), known)
         return flatten([*left, *right])
 
-    def interleaved(self, xs: list[int], side: range, known: Known) -> list[Piece]:
+    def interleaved(self, xs: list[int], side: range, known: Known) -> list[Prelude]:
         """InterleavedSchedule: what to compute on `side` before each of `xs`, which lie at its inner end."""
         wanted = [x for x in xs if x not in known]
         if not wanted:
@@ -155,12 +155,12 @@ class _Run:
         ]
         return condense(set(wanted), pieces)
 
-    def _inner(self, low: list[int], separator: list[int], side: range, known: Known) -> list[Piece]:
+    def _inner(self, low: list[int], separator: list[int], side: range, known: Known) -> list[Prelude]:
         """Each of `low` and `separator` with what it takes from `side`, computed by PWRemat from stop to stop."""
         vertices = self.vertices(side)
         had = (vertex for vertex in known if vertex < separator[-1] and self._is_on(side, vertex))
         stops = sorted({*low, *separator, *had})
-        pieces: list[Piece] = []
+        pieces: list[Prelude] = []
         so_far: list[int] = []
         for index, stop in enumerate(stops):
             behind = frozenset(stops[:index])
@@ -192,10 +192,10 @@ class _Run:
                 part.append(vertex)
         return part[::-1]
 
-    def _computed_once(self, xs: list[int], side: range, known: Known) -> list[Piece]:
+    def _computed_once(self, xs: list[int], side: range, known: Known) -> list[Prelude]:
         """An interleaved schedule in which nothing is computed twice: each x with what `side` lacks for it."""
         vertices = self.vertices(side)
-        pieces: list[Piece] = []
+        pieces: list[Prelude] = []
         for x in xs:
             missing = self._missing(side, vertices, x, known)
             pieces.append((missing, x))

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from rematch.graph import Graph
 
@@ -152,8 +151,3 @@ def _outwards(tree: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
                 parent[other] = node
                 order.append(other)
     return order, parent
-
-
-def path_of(bags: Sequence[Bag]) -> TreeDecomposition:
-    """A path decomposition is a tree decomposition whose tree is a path."""
-    return TreeDecomposition(tuple(bags), tuple(pairwise(range(len(bags)))))

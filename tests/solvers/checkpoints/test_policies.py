@@ -12,13 +12,8 @@ from rematch.graph import Graph, Op, Value, simulate
 from rematch.graph.generators import chain, feed_forward, gpt, training_graph, unet
 from rematch.solvers import Problem, Status, solve
 from rematch.solvers.checkpoints.articulation import articulation_points
-from rematch.solvers.checkpoints.checkpointing import (
-    checkpoint_policy,
-    every_sqrt,
-    forward_ops,
-    greedy_segments,
-    is_linear,
-)
+from rematch.solvers.checkpoints.checkpointing import checkpoint_policy, every_sqrt, greedy_segments
+from rematch.solvers.common.forward_pass import forward_ops, is_linear
 from rematch.solvers.common.policy import schedule_keeping
 from tests.problems import check_against_truth, peak_bytes, tiny_problems
 

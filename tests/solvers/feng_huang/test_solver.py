@@ -13,10 +13,10 @@ from rematch.errors import GraphError
 from rematch.graph import Graph, Op, Phase, Value, simulate
 from rematch.graph.generators import FAMILIES, chain, gpt, training_graph, unet
 from rematch.solvers import Deadline, Problem, Status, solve
-from rematch.solvers.checkpoints.checkpointing import forward_ops
+from rematch.solvers.common.forward_pass import forward_ops
 from rematch.solvers.feng_huang import kernels
 from rematch.solvers.feng_huang.checkpoints import CheckpointSearch, best_checkpoints
-from rematch.solvers.feng_huang.division_tree import DivisionTree, Kind, Node, divide, division
+from rematch.solvers.feng_huang.division_tree import DivisionNode, DivisionTree, Kind, divide, division
 from rematch.solvers.feng_huang.forward import KEPT, Reading, readings
 from rematch.solvers.feng_huang.linear import Line
 from rematch.solvers.feng_huang.reforward import Reforward
@@ -156,7 +156,7 @@ def test_a_division_has_every_edge_and_inner_vertex_once(dag: Dag) -> None:
         assert sorted(inside) == list(node.segment.inside)
 
 
-def members_of(tree: DivisionTree, node: Node) -> list[Segment]:
+def members_of(tree: DivisionTree, node: DivisionNode) -> list[Segment]:
     """The members of a node's division as the paper counts them: edges that are in no child are members, too."""
     children = [tree.nodes[child].segment for child in node.children if child >= 0]
     covered = {edge for child in children for edge in edges_of(tree.dag, child)}
@@ -181,7 +181,7 @@ def test_the_division_is_complete(dag: Dag) -> None:
             assert {source, target} <= {node.segment.source, node.segment.target, *node.points}
 
 
-def child_around(tree: DivisionTree, node: Node, inside: frozenset[int]) -> Node | None:
+def child_around(tree: DivisionTree, node: DivisionNode, inside: frozenset[int]) -> DivisionNode | None:
     children = (tree.nodes[child] for child in node.children if child >= 0)
     return next((child for child in children if inside <= set(child.segment.inside)), None)
 

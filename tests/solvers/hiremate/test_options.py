@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import given, strategies as st
 
 from rematch.graph import Graph, Op, Phase, Schedule, Value, baseline
-from rematch.solvers.common.blocks import Block, part_with_gap
-from rematch.solvers.hiremate.options import Option, layer_option, limits, option_of, spread, undominated
+from rematch.solvers.common.blocks import Block, gap_graph
+from rematch.solvers.common.options import Option, option_of, undominated
+from rematch.solvers.hiremate.options import layer_option, limits, spread
 
 # x -a-> u -b-> y | loss makes g | -c-> h (reads g, u) -d-> r (reads h, x)
 SIZES = {"x": 7, "u": 100, "y": 10, "g": 10, "h": 50, "r": 7, "w": 3}
@@ -28,7 +29,7 @@ def graph() -> Graph:
 
 
 BLOCK = Block((1, 2), (), (4, 5), input=(X,), output=(Y,), gradients=(G,), returned=(R,), kept=(W,))
-PART = part_with_gap(graph(), BLOCK)
+PART = gap_graph(graph(), BLOCK)
 SAVING = option_of(PART, baseline(PART.graph))
 AGAIN = option_of(PART, Schedule.from_ops(PART.graph, [0, 1, 2, 0, 3, 4]))  # a, b, gap, a, c, d
 DATA = {X: 0, Y: 1, G: 2, R: 3, W: 4}
@@ -38,7 +39,7 @@ def test_figures_of_an_option() -> None:
     assert SAVING.ops_of(PART) == ((1, 2), (4, 5))
     assert AGAIN.ops_of(PART) == ((1, 2), (1, 4, 5))
     assert (SAVING.seconds, AGAIN.seconds) == (14.0, 16.0)
-    assert (SAVING.phantom_bytes, AGAIN.phantom_bytes) == (100, 0)
+    assert (SAVING.saved_bytes, AGAIN.saved_bytes) == (100, 0)
 
 
 def test_what_a_level_sees_of_an_option_that_saves() -> None:
@@ -69,21 +70,20 @@ def test_limits_go_from_much_to_little() -> None:
 
 options = st.builds(
     Option,
-    st.just(()),
-    st.just(()),
-    seconds=st.integers(0, 20).map(float),
-    peak_bytes=st.integers(0, 20),
-    phantom_bytes=st.integers(0, 20),
+    saved_bytes=st.integers(0, 20),
+    forward_seconds=st.integers(0, 10).map(float),
+    forward_peak_bytes=st.integers(0, 20),
+    backward_seconds=st.integers(0, 10).map(float),
+    backward_peak_bytes=st.integers(0, 20),
 )
 
 
 @given(st.lists(options, min_size=1, max_size=12))
 def test_undominated_options_are_all_that_anyone_would_choose(given_options: list[Option]) -> None:
     def beats(one: Option, other: Option) -> bool:
-        figures = ("seconds", "peak_bytes", "phantom_bytes")
-        return all(getattr(one, figure) <= getattr(other, figure) for figure in figures)
+        return all(mine <= theirs for mine, theirs in zip(one.figures, other.figures, strict=True))
 
-    kept = undominated(given_options)
+    kept = undominated(given_options, lambda option: option.figures)
     assert all(any(beats(one, option) for one in kept) for option in given_options)
     assert not any(beats(one, other) for one in kept for other in kept if one is not other)
 

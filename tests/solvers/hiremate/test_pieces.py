@@ -8,10 +8,10 @@ from hypothesis import given, strategies as st
 
 from rematch.graph import Graph, Phase, Schedule, baseline, simulate
 from rematch.graph.generators import FAMILIES, random_layered, training_graph
-from rematch.solvers.common.blocks import part_with_gap
+from rematch.solvers.common.blocks import gap_graph
+from rematch.solvers.common.options import with_once_ops
 from rematch.solvers.common.pruning import in_turn
 from rematch.solvers.hiremate import make_partitioner
-from rematch.solvers.hiremate.combine import with_once
 from rematch.solvers.hiremate.pieces import Piece, Pieces, lasting_values, pieces_of
 from tests.captures import ReadsItsStatistics, capture_of
 from tests.modules import Net, batch
@@ -35,7 +35,7 @@ def bottom(piece: Piece) -> list[Piece]:
 
 def run_in_turn(pieces: Pieces) -> list[int]:
     graph, leaves = pieces.graph, bottom(pieces.root)
-    forward = [op for leaf in leaves for op in with_once(graph, leaf.block.forward, leaf.block.once)]
+    forward = [op for leaf in leaves for op in with_once_ops(graph, leaf.block.forward, leaf.block.once)]
     backward = [op for leaf in reversed(leaves) for op in leaf.block.backward]
     assert graph.loss is not None
     return [*forward, graph.loss, *backward]
@@ -65,7 +65,7 @@ def check_border(graph: Graph, piece: Piece) -> None:
     assert made & read_elsewhere <= passed_on | lasting_values(graph) | {
         v for op in piece.part.forward for v in graph.ops[op].outputs if graph.ops[op].phase is not Phase.FORWARD
     }
-    simulate(part_with_gap(graph, block).graph, baseline(part_with_gap(graph, block).graph)).checked()
+    simulate(gap_graph(graph, block).graph, baseline(gap_graph(graph, block).graph)).checked()
 
 
 @pytest.mark.parametrize("family", TRAINING)

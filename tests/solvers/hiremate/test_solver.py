@@ -17,7 +17,7 @@ from rematch.errors import SolverError
 from rematch.graph import Graph, simulate
 from rematch.graph.generators import encoder_decoder, gpt, unet
 from rematch.solvers import Deadline, OnProgress, Problem, Solution, Solver, Status, solve
-from rematch.solvers.common.blocks import part_with_gap
+from rematch.solvers.common.blocks import gap_graph
 from rematch.solvers.default.anneal import Anneal
 from rematch.solvers.default.greedy import Greedy
 from rematch.solvers.hiremate import Part, Partitioner
@@ -113,7 +113,7 @@ def test_pieces_are_solved_alike_in_any_executor(executor: Executor) -> None:
     graph = gpt(layers=2)
     pieces = HiRemate().hierarchy(graph)
     blocks = [piece.block for piece in pieces.root.children]
-    tasks = [Task(block, part_with_gap(graph, block), (), (Anneal(),), 6, 60, seconds=600.0) for block in blocks[:4]]
+    tasks = [Task(block, gap_graph(graph, block), (), (Anneal(),), 6, 60, seconds=600.0) for block in blocks[:4]]
     assert list(executor.map(solve_task, tasks)) == list(map(solve_task, tasks))
 
 

@@ -9,7 +9,8 @@ from itertools import count
 import numpy as np
 from hypothesis import given, settings, strategies as st
 
-from rematch.solvers.rotor.chain import Action, Alone, ChainBlock, ChainTable, Option, in_slots, one_after_the_other
+from rematch.solvers.common.options import Option
+from rematch.solvers.rotor.chain import Action, Alone, ChainBlock, ChainTable, in_slots
 
 SIZES = st.integers(0, 4)
 SECONDS = st.integers(0, 5).map(float)
@@ -25,6 +26,12 @@ def options(draw: st.DrawFn, output: int, gradient: int) -> Option:
         backward_seconds=draw(SECONDS),
         backward_peak_bytes=saved + gradient + draw(SIZES),
     )
+
+
+def one_after_the_other(option: Option, gradient_bytes: int) -> Alone:
+    """An option's forward and backward in one go."""
+    peak = max(option.forward_peak_bytes + gradient_bytes, option.backward_peak_bytes)
+    return Alone(option.seconds, peak)
 
 
 @st.composite

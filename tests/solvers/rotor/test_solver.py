@@ -17,16 +17,16 @@ from rematch.graph.matrices import stage_of_each_compute
 from rematch.solvers import Problem, Status, solve
 from rematch.solvers.base import Deadline
 from rematch.solvers.checkpoints.articulation import articulation_points
-from rematch.solvers.common.blocks import GRADIENTS, BlockChain, cut_into_blocks, part_with_gap
+from rematch.solvers.common.blocks import GRADIENTS, BlockChain, cut_into_blocks, gap_graph
 from rematch.solvers.rotor.chain import ChainTable
 from rematch.solvers.rotor.solver import (
     Rotor,
     Searched,
     loss_block,
+    operators_of,
     saving_all,
     slots_worth_trying,
     solved,
-    written_out,
 )
 from tests.modules import Net, batch
 from tests.problems import check_against_truth, fewest_seconds, mirror_graphs, peak_bytes, tiny_problems
@@ -135,14 +135,14 @@ def test_equal_blocks_are_searched_once() -> None:
     graph = gpt(layers=3)
     blocks = blocks_of(graph).blocks
     search = Searched(0, Deadline(60)).coarse
-    assert search(part_with_gap(graph, blocks[2])) is search(part_with_gap(graph, blocks[4]))
-    assert search(part_with_gap(graph, blocks[2])) is not search(part_with_gap(graph, blocks[3]))
+    assert search(gap_graph(graph, blocks[2])) is search(gap_graph(graph, blocks[4]))
+    assert search(gap_graph(graph, blocks[2])) is not search(gap_graph(graph, blocks[3]))
 
 
 def test_a_part_has_the_operators_of_its_block_and_pays_for_nothing_else() -> None:
     graph = feed_forward(layers=3)
     for block in blocks_of(graph).blocks:
-        part = part_with_gap(graph, block)
+        part = gap_graph(graph, block)
         assert part.ops == (*block.forward, GRADIENTS, *block.backward)
         assert part.graph.resident_bytes == 0
         assert sum(value.size_bytes for value in part.graph.values) < sum(value.size_bytes for value in graph.values)
@@ -157,7 +157,7 @@ def check_the_table_is_conservative(graph: Graph, cut: BlockChain, slots: int, s
         parts = [solved(graph, block, find) for block in cut.blocks]
         table = ChainTable.of([*(part.for_chain for part in parts), loss_block(cut)], slots, slot_bytes)
         for count in slots_worth_trying(table):
-            schedule = Schedule.from_ops(graph, written_out(cut, parts, table.steps(count)))
+            schedule = Schedule.from_ops(graph, operators_of(cut, parts, table.steps(count)))
             assert simulate(graph, schedule).checked().peak_bytes <= cut.base_bytes + count * slot_bytes
 
 

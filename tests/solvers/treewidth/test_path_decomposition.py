@@ -19,8 +19,9 @@ from rematch.solvers.treewidth.path_decomposition import (
     undirected,
     with_spine,
 )
-from rematch.solvers.treewidth.tree_decomposition import fault, path_of
+from rematch.solvers.treewidth.tree_decomposition import fault
 from tests.narrow import folded, narrow, readers_of
+from tests.solvers.treewidth.paths import as_tree
 
 Readers = list[list[int]]
 
@@ -53,7 +54,7 @@ def spined(draw: st.DrawFn) -> tuple[Readers, Spine]:
 
 
 def check_decomposition(readers: Readers, decomposition: PathDecomposition) -> None:
-    assert fault(path_of([frozenset(bag) for bag in decomposition.bags]), undirected(readers)) is None
+    assert fault(as_tree([frozenset(bag) for bag in decomposition.bags]), undirected(readers)) is None
     assert decomposition.covers(readers)
     assert decomposition.largest_bag == max(map(len, decomposition.bags))
     assert decomposition.width == decomposition.largest_bag - 1

@@ -19,7 +19,7 @@ from rematch.solvers.base import Deadline
 from rematch.solvers.common.pruning import pruned
 from rematch.solvers.exhaustive import Order
 from rematch.solvers.treewidth import pwremat as module
-from rematch.solvers.treewidth.interleaved import PathRecursion, Piece, TooLong, _Run, condense, flatten, merge
+from rematch.solvers.treewidth.interleaved import PathRecursion, Prelude, TooLong, _Run, condense, flatten, merge
 from rematch.solvers.treewidth.path_decomposition import Spine, path_decomposition, spine_along, with_spine
 from rematch.solvers.treewidth.pwremat import PathSchedules
 from tests.narrow import folded, is_valid, memory, narrow, readers_of
@@ -57,10 +57,10 @@ def leading_to(vertices: Collection[int], inputs: Inputs, known: Collection[int]
 
 
 @st.composite
-def interleaved(draw: st.DrawFn, inputs: Inputs, known: Collection[int]) -> list[Piece]:
+def interleaved(draw: st.DrawFn, inputs: Inputs, known: Collection[int]) -> list[Prelude]:
     """An interleaved schedule, valid for the known set; now and then two pieces have the same x."""
     xs = sorted(draw(st.sets(st.sampled_from(range(len(inputs))), min_size=1)) - set(known))
-    pieces: list[Piece] = []
+    pieces: list[Prelude] = []
     for x in xs:
         before = {*known, *(smaller for smaller in xs if smaller < x)}
         for _ in range(draw(st.integers(1, 2))):
@@ -69,12 +69,12 @@ def interleaved(draw: st.DrawFn, inputs: Inputs, known: Collection[int]) -> list
     return draw(st.permutations(pieces))
 
 
-def length(pieces: Sequence[Piece]) -> int:
+def length(pieces: Sequence[Prelude]) -> int:
     """L(I) for unit times."""
     return sum(len(before) + 1 for before, _ in pieces)
 
 
-def memory_of(pieces: Sequence[Piece], inputs: Inputs, sizes: list[int], known: set[int]) -> int:
+def memory_of(pieces: Sequence[Prelude], inputs: Inputs, sizes: list[int], known: set[int]) -> int:
     """M_W(I) of definition 15."""
     largest = 0
     for x in {x for _, x in pieces}:

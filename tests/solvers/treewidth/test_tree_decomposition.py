@@ -17,9 +17,9 @@ from rematch.solvers.treewidth.tree_decomposition import (
     balanced_bag,
     fault,
     operator_neighbours,
-    path_of,
     shrunk,
 )
+from tests.solvers.treewidth.paths import as_tree
 from tests.strategies import graphs
 
 HEURISTICS: tuple[Heuristic, ...] = ("min-fill", "min-degree")
@@ -170,7 +170,7 @@ def test_shrinking_keeps_width_and_validity_and_leaves_no_bag_inside_its_neighbo
 
 def test_a_path_is_a_tree() -> None:
     line = undirected(4, list(pairwise(range(4))))
-    assert fault(path_of([frozenset(pair) for pair in pairwise(range(4))]), line) is None
+    assert fault(as_tree([frozenset(pair) for pair in pairwise(range(4))]), line) is None
 
 
 @given(trees(), st.data())
@@ -227,7 +227,7 @@ def test_without_weights_every_part_has_at_most_half_of_the_bags() -> None:
 
 
 def test_weights_move_the_separator_to_where_the_weight_is() -> None:
-    line = path_of([frozenset(pair) for pair in pairwise(range(101))])
+    line = as_tree([frozenset(pair) for pair in pairwise(range(101))])
     assert separate(line).separator == {49, 50}
     heavy_end = [1000.0 if vertex > 90 else 0.0 for vertex in range(101)]
     assert min(separate(line, weights=heavy_end).separator) > 70

@@ -17,10 +17,11 @@ from rematch.solvers import Problem, Status, solve, verify
 from rematch.solvers.common.pruning import in_turn, pruned
 from rematch.solvers.exhaustive import Exhaustive
 from rematch.solvers.treewidth.elimination import decompose
-from rematch.solvers.treewidth.tree_decomposition import operator_neighbours, path_of
+from rematch.solvers.treewidth.tree_decomposition import operator_neighbours
 from rematch.solvers.treewidth.twremat import Recursion, TWRemat, trade_off
 from tests.captures import capture_of
 from tests.problems import changed_resident, held_for_the_loss, mirror_graphs, peak_bytes, tiny_problems
+from tests.solvers.treewidth.paths import as_tree
 from tests.strategies import graphs, plain_graphs, sequences
 
 
@@ -63,7 +64,7 @@ def test_algorithm_1_on_a_chain_by_hand() -> None:
     """
     ops = tuple(Op(str(i), 1.0, reads, (i,)) for i, reads in enumerate([(), (0,), (1,), (2,), (0, 3)]))
     graph = Graph(ops, tuple(Value(str(i), 1) for i in range(5)))
-    bags = path_of([frozenset({0, 1, 4}), frozenset({1, 2, 4}), frozenset({2, 3, 4})])
+    bags = as_tree([frozenset({0, 1, 4}), frozenset({1, 2, 4}), frozenset({2, 3, 4})])
     recursion = Recursion.of(graph, bags)
     assert recursion.stops == [1, 2, 4]
     assert recursion.sequence(1).tolist() == recursion.sequence(3).tolist() == [0, 1, 2, 3, 0, 4]
