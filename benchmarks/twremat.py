@@ -31,7 +31,7 @@ from typing import Any
 import rematch
 from rematch.files import write_text
 from rematch.graph import Graph, Schedule, baseline, generators, simulate
-from rematch.graph.training import Tape
+from rematch.graph.builder import TrainingGraphBuilder
 from rematch.solvers import Deadline, Problem, solve
 from rematch.solvers.common.pruning import pruned
 from rematch.solvers.default.greedy import greedy_schedule
@@ -54,30 +54,30 @@ PUBLISHED = {
 
 def resnet(*stages: int, batch: int = 32, name: str = "") -> Graph:
     """Training step of a ResNet of bottleneck blocks on images of 224 pixels a side, so many blocks in each stage."""
-    tape = Tape()
+    builder = TrainingGraphBuilder()
 
     def convolve(label: str, x: int, side: int, channels_in: int, channels_out: int, window: int) -> int:
-        x = tape.convolution(
+        x = builder.convolution(
             label, x, pixels=batch * side**2, channels_in=channels_in, channels_out=channels_out, window=window
         )
-        return tape.norm(f"{label}.norm", x, groups=channels_out)
+        return builder.norm(f"{label}.norm", x, groups=channels_out)
 
     side, channels = 56, 64
-    x = convolve("stem", tape.resident("image", batch * 224**2 * 3 * 2), 112, 3, channels, 49)
-    x = tape.max_pool("stem.pool", tape.relu("stem.relu", x))
+    x = convolve("stem", builder.resident("image", batch * 224**2 * 3 * 2), 112, 3, channels, 49)
+    x = builder.max_pool("stem.pool", builder.relu("stem.relu", x))
     for stage, blocks in enumerate(stages):
         width = 64 << stage
         for i in range(blocks):
             label = f"{stage}.{i}"
             if stage > 0 and i == 0:
                 side //= 2
-            inner = tape.relu(f"{label}.a.relu", convolve(f"{label}.a", x, side, channels, width, 1))
-            inner = tape.relu(f"{label}.b.relu", convolve(f"{label}.b", inner, side, width, width, 9))
+            inner = builder.relu(f"{label}.a.relu", convolve(f"{label}.a", x, side, channels, width, 1))
+            inner = builder.relu(f"{label}.b.relu", convolve(f"{label}.b", inner, side, width, width, 9))
             inner = convolve(f"{label}.c", inner, side, width, 4 * width, 1)
             skip = convolve(f"{label}.skip", x, side, channels, 4 * width, 1) if i == 0 else x
-            x, channels = tape.relu(f"{label}.relu", tape.add(f"{label}.add", inner, skip)), 4 * width
-    logits = tape.linear("head", x, rows=batch, fan_in=channels, fan_out=1000)
-    return tape.training_graph(logits, name or f"ResNet{2 + 3 * sum(stages)}")
+            x, channels = builder.relu(f"{label}.relu", builder.add(f"{label}.add", inner, skip)), 4 * width
+    logits = builder.linear("head", x, rows=batch, fan_in=channels, fan_out=1000)
+    return builder.build(logits, name or f"ResNet{2 + 3 * sum(stages)}")
 
 
 def resnet_of_paper_size() -> Graph:

@@ -2,9 +2,9 @@
 
 `gpt(layers=12)` is a training step of 365 operators; `FAMILIES["gpt"]` is the same function, found by name.
 
-Every family takes whole numbers with defaults and is deterministic. The architectures are written on a `Tape`, which
-gives sizes, times and the backward pass; `jitter_percent` spreads their times around these, as measured times would be,
-so that equal layers are no longer exactly equal.
+Every family takes whole numbers with defaults and is deterministic. A `TrainingGraphBuilder` gives the architectures
+their sizes, times and backward pass. `jitter_percent` spreads these times at random, as measured times would be, so
+that equal layers are no longer exactly equal.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from rematch.errors import GraphError
+from rematch.graph.builder import TrainingGraphBuilder
 from rematch.graph.model import Graph, Op, Phase, Value
-from rematch.graph.training import Tape
 
 
 def chain(layers: int = 50, vary_percent: int = 75, seed: int = 0) -> Graph:
@@ -167,9 +167,9 @@ def _mixture_size(rng: random.Random) -> int:
 
 @dataclass(frozen=True)
 class _Transformer:
-    """Blocks of a transformer, written on a tape."""
+    """Blocks of a transformer, recorded in `builder`."""
 
-    tape: Tape
+    builder: TrainingGraphBuilder
     batch: int
     sequence: int
     width: int
@@ -182,48 +182,48 @@ class _Transformer:
             )
 
     def embedding(self, name: str, vocabulary: int) -> int:
-        return self.tape.embedding(name, rows=self._rows, vocabulary=vocabulary, width=self.width)
+        return self.builder.embedding(name, rows=self._rows, vocabulary=vocabulary, width=self.width)
 
     def head(self, x: int, vocabulary: int) -> int:
         return self._linear("head", x, self.width, vocabulary)
 
     def self_attention(self, name: str, x: int) -> int:
         """9 operators."""
-        normed = self.tape.norm(f"{name}.norm", x, groups=self._rows)
+        normed = self.builder.norm(f"{name}.norm", x, groups=self._rows)
         query, key, value = self._projections(f"{name}.qkv", normed, ("query", "key", "value"))
         return self._attend(name, x, query, key, value)
 
     def cross_attention(self, name: str, x: int, encoded: int) -> int:
         """10 operators."""
-        normed = self.tape.norm(f"{name}.norm", x, groups=self._rows)
+        normed = self.builder.norm(f"{name}.norm", x, groups=self._rows)
         query = self._linear(f"{name}.query", normed, self.width, self.width)
         key, value = self._projections(f"{name}.kv", encoded, ("key", "value"))
         return self._attend(name, x, query, key, value)
 
     def feed_forward(self, name: str, x: int) -> int:
         """6 operators."""
-        normed = self.tape.norm(f"{name}.norm", x, groups=self._rows)
+        normed = self.builder.norm(f"{name}.norm", x, groups=self._rows)
         hidden = self._linear(f"{name}.up", normed, self.width, 4 * self.width)
-        active = self.tape.gelu(f"{name}.gelu", hidden)
+        active = self.builder.gelu(f"{name}.gelu", hidden)
         return self._residual(name, x, self._linear(f"{name}.down", active, 4 * self.width, self.width))
 
     def _attend(self, name: str, x: int, query: int, key: int, value: int) -> int:
         pairs = self.batch * self.heads * self.sequence * self.sequence
-        scores = self.tape.product(f"{name}.scores", query, key, elements=pairs, inner=self.width // self.heads)
-        weights = self.tape.dropout(f"{name}.weights", self.tape.softmax(f"{name}.softmax", scores))
-        context = self.tape.product(
+        scores = self.builder.product(f"{name}.scores", query, key, elements=pairs, inner=self.width // self.heads)
+        weights = self.builder.dropout(f"{name}.weights", self.builder.softmax(f"{name}.softmax", scores))
+        context = self.builder.product(
             f"{name}.context", weights, value, elements=self._rows * self.width, inner=self.sequence
         )
         return self._residual(name, x, self._linear(f"{name}.projection", context, self.width, self.width))
 
     def _residual(self, name: str, x: int, branch: int) -> int:
-        return self.tape.add(f"{name}.add", x, self.tape.dropout(f"{name}.dropout", branch))
+        return self.builder.add(f"{name}.add", x, self.builder.dropout(f"{name}.dropout", branch))
 
     def _linear(self, name: str, x: int, fan_in: int, fan_out: int) -> int:
-        return self.tape.linear(name, x, rows=self._rows, fan_in=fan_in, fan_out=fan_out)
+        return self.builder.linear(name, x, rows=self._rows, fan_in=fan_in, fan_out=fan_out)
 
     def _projections(self, name: str, x: int, parts: tuple[str, ...]) -> tuple[int, ...]:
-        return self.tape.projections(name, x, parts, rows=self._rows, fan_in=self.width, fan_out=self.width)
+        return self.builder.projections(name, x, parts, rows=self._rows, fan_in=self.width, fan_out=self.width)
 
     @property
     def _rows(self) -> int:
@@ -252,12 +252,12 @@ def gpt(
     seed: of the jitter
     """
     _at_least(1, layers=layers, batch=batch, sequence=sequence, width=width, heads=heads, vocabulary=vocabulary)
-    blocks = _Transformer(Tape(), batch, sequence, width, heads)
+    blocks = _Transformer(TrainingGraphBuilder(), batch, sequence, width, heads)
     x = blocks.embedding("embedding", vocabulary)
     for i in range(layers):
         x = blocks.self_attention(f"h.{i}.attention", x)
         x = blocks.feed_forward(f"h.{i}.mlp", x)
-    graph = blocks.tape.training_graph(blocks.head(x, vocabulary), f"gpt {layers}")
+    graph = blocks.builder.build(blocks.head(x, vocabulary), f"gpt {layers}")
     return jittered(graph, jitter_percent, seed)
 
 
@@ -288,7 +288,7 @@ def encoder_decoder(
     """
     _at_least(1, encoder_layers=encoder_layers, decoder_layers=decoder_layers, batch=batch)
     _at_least(1, sequence=sequence, width=width, heads=heads, vocabulary=vocabulary)
-    blocks = _Transformer(Tape(), batch, sequence, width, heads)
+    blocks = _Transformer(TrainingGraphBuilder(), batch, sequence, width, heads)
     encoded = blocks.embedding("source", vocabulary)
     for i in range(encoder_layers):
         encoded = blocks.self_attention(f"encoder.{i}.attention", encoded)
@@ -299,7 +299,7 @@ def encoder_decoder(
         x = blocks.cross_attention(f"decoder.{i}.cross", x, encoded)
         x = blocks.feed_forward(f"decoder.{i}.mlp", x)
     name = f"encoder-decoder {encoder_layers}+{decoder_layers}"
-    return jittered(blocks.tape.training_graph(blocks.head(x, vocabulary), name), jitter_percent, seed)
+    return jittered(blocks.builder.build(blocks.head(x, vocabulary), name), jitter_percent, seed)
 
 
 def unet(
@@ -326,33 +326,33 @@ def unet(
     _at_least(1, depth=depth, convolutions=convolutions, batch=batch, size=size, channels=channels, classes=classes)
     if size % 2**depth:
         raise GraphError(f"size={size} cannot be halved {depth} times; take a multiple of {2**depth}")
-    tape = Tape()
+    builder = TrainingGraphBuilder()
     pixels = [batch * (size >> level) ** 2 for level in range(depth + 1)]
     wide = [channels << level for level in range(depth + 1)]
 
     def convolve(name: str, x: int, level: int, channels_in: int, window: int = 9) -> int:
-        return tape.convolution(
+        return builder.convolution(
             name, x, pixels=pixels[level], channels_in=channels_in, channels_out=wide[level], window=window
         )
 
     def stage(name: str, x: int, level: int, channels_in: int) -> int:
         for i in range(convolutions):
             x = convolve(f"{name}.{i}.convolution", x, level, channels_in if i == 0 else wide[level])
-            x = tape.relu(f"{name}.{i}.relu", tape.norm(f"{name}.{i}.norm", x, groups=batch))
+            x = builder.relu(f"{name}.{i}.relu", builder.norm(f"{name}.{i}.norm", x, groups=batch))
         return x
 
-    x = convolve("stem", tape.resident("image", pixels[0] * 3 * 2), 0, channels_in=3)
+    x = convolve("stem", builder.resident("image", pixels[0] * 3 * 2), 0, channels_in=3)
     skips = []
     for level in range(depth):
         skips.append(stage(f"down.{level}", x, level, wide[max(0, level - 1)]))
-        x = tape.max_pool(f"down.{level}.pool", skips[-1])
+        x = builder.max_pool(f"down.{level}.pool", skips[-1])
     x = stage("bottom", x, depth, wide[depth - 1])
     for level in reversed(range(depth)):
         x = convolve(f"up.{level}.upsample", x, level, wide[level + 1], window=1)
-        x = tape.concatenate(f"up.{level}.concatenate", x, skips[level])
+        x = builder.concatenate(f"up.{level}.concatenate", x, skips[level])
         x = stage(f"up.{level}", x, level, 2 * wide[level])
-    logits = tape.convolution("head", x, pixels=pixels[0], channels_in=channels, channels_out=classes, window=1)
-    return jittered(tape.training_graph(logits, f"unet {depth}x{convolutions}"), jitter_percent, seed)
+    logits = builder.convolution("head", x, pixels=pixels[0], channels_in=channels, channels_out=classes, window=1)
+    return jittered(builder.build(logits, f"unet {depth}x{convolutions}"), jitter_percent, seed)
 
 
 def feed_forward(
@@ -367,11 +367,11 @@ def feed_forward(
     seed: of the jitter
     """
     _at_least(1, layers=layers, batch=batch, width=width)
-    tape = Tape()
-    x = tape.resident("input", batch * width * 2)
+    builder = TrainingGraphBuilder()
+    x = builder.resident("input", batch * width * 2)
     for i in range(layers):
-        x = tape.relu(f"{i}.relu", tape.linear(f"{i}.linear", x, rows=batch, fan_in=width, fan_out=width))
-    return jittered(tape.training_graph(x, f"feed-forward {layers}"), jitter_percent, seed)
+        x = builder.relu(f"{i}.relu", builder.linear(f"{i}.linear", x, rows=batch, fan_in=width, fan_out=width))
+    return jittered(builder.build(x, f"feed-forward {layers}"), jitter_percent, seed)
 
 
 def jittered(graph: Graph, percent: int, seed: int = 0) -> Graph:

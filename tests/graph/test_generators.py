@@ -12,6 +12,7 @@ from hypothesis import given, strategies as st
 
 from rematch.errors import GraphError
 from rematch.graph import Graph, Op, Phase, Value, baseline, simulate
+from rematch.graph.builder import TrainingGraphBuilder
 from rematch.graph.generators import (
     FAMILIES,
     chain,
@@ -23,7 +24,6 @@ from rematch.graph.generators import (
     training_graph,
     unet,
 )
-from rematch.graph.training import Tape
 from tests.strategies import plain_graphs, renumbered
 
 
@@ -191,11 +191,11 @@ def test_training_steps_have_all_weight_gradients_as_targets_and_hold_the_logits
     assert 1.5 < shares[1] / shares[0] < 2.5  # a backward pass takes about twice its forward pass
 
 
-def _tape_reads(build: Callable[[Tape, int], int]) -> tuple[str, list[str]]:
+def _backward_reads(build: Callable[[TrainingGraphBuilder, int], int]) -> tuple[str, list[str]]:
     """The last operator of the backward pass and what it reads, residents left out."""
-    tape = Tape()
-    x = tape.linear("x", tape.resident("input", 64), rows=4, fan_in=8, fan_out=8)
-    graph = tape.training_graph(build(tape, x), "tape")
+    builder = TrainingGraphBuilder()
+    x = builder.linear("x", builder.resident("input", 64), rows=4, fan_in=8, fan_out=8)
+    graph = builder.build(build(builder, x), "built")
     op = next(op for op in graph.ops if op.name.startswith("f."))
     return op.name, [graph.values[v].name for v in op.inputs if not graph.values[v].resident]
 
@@ -214,15 +214,17 @@ def _tape_reads(build: Callable[[Tape, int], int]) -> tuple[str, list[str]]:
         (lambda t, x: t.max_pool("f", x), ["loss.gradient", "f.indices"]),
     ],
 )
-def test_a_backward_reads_what_its_formula_needs(build: Callable[[Tape, int], int], reads: list[str]) -> None:
-    assert _tape_reads(build) == ("f.backward", reads)
+def test_a_backward_reads_what_its_formula_needs(
+    build: Callable[[TrainingGraphBuilder, int], int], reads: list[str]
+) -> None:
+    assert _backward_reads(build) == ("f.backward", reads)
 
 
 def test_gradients_of_a_value_read_twice_are_accumulated() -> None:
-    tape = Tape()
-    x = tape.linear("x", tape.resident("input", 64), rows=4, fan_in=8, fan_out=8)
-    y = tape.add("sum", x, tape.gelu("gelu", x))
-    graph = tape.training_graph(y, "tape")
+    builder = TrainingGraphBuilder()
+    x = builder.linear("x", builder.resident("input", 64), rows=4, fan_in=8, fan_out=8)
+    y = builder.add("sum", x, builder.gelu("gelu", x))
+    graph = builder.build(y, "built")
     assert [op.name for op in graph.ops if op.phase is Phase.BACKWARD] == [
         "gelu.backward",
         "x.accumulate",
@@ -233,10 +235,10 @@ def test_gradients_of_a_value_read_twice_are_accumulated() -> None:
 
 
 def test_a_product_with_a_weight_adds_to_the_gradient_itself() -> None:
-    tape = Tape()
-    x = tape.linear("x", tape.resident("input", 64), rows=4, fan_in=8, fan_out=8)
-    branches = [tape.linear(name, x, rows=4, fan_in=8, fan_out=8) for name in ("left", "right")]
-    graph = tape.training_graph(tape.add("sum", *branches), "tape")
+    builder = TrainingGraphBuilder()
+    x = builder.linear("x", builder.resident("input", 64), rows=4, fan_in=8, fan_out=8)
+    branches = [builder.linear(name, x, rows=4, fan_in=8, fan_out=8) for name in ("left", "right")]
+    graph = builder.build(builder.add("sum", *branches), "built")
     left = next(op for op in graph.ops if op.name == "left.backward")
     assert [op.name for op in graph.ops if "accumulate" in op.name] == []
     assert [graph.values[v].name for v in left.inputs] == ["loss.gradient", "x.gradient", "x", "left.weight"]

@@ -1,6 +1,6 @@
-"""A tape: record a forward pass operator by operator, then write the loss and the backward pass as autograd would.
+"""Build a training graph: record the forward pass operator by operator, then add loss and backward as autograd would.
 
-`tape = Tape(); y = tape.embedding("e", rows=8, vocabulary=4, width=2); tape.training_graph(y, "tiny")`
+`builder = TrainingGraphBuilder(); y = builder.embedding("e", rows=8, vocabulary=4, width=2); builder.build(y, "tiny")`
 
 The backward of an operator reads the gradients of its outputs and only what its formula needs: a product its inputs, a
 softmax its output, a dropout its mask, a sum nothing. The gradient of a sum or a concatenation is shared by its inputs,
@@ -24,8 +24,8 @@ _NOTHING: Mapping[str, int] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
-    """What a roofline needs to know."""
+class DeviceRates:
+    """What a roofline needs to know of a device."""
 
     flops_per_second: float = 150e12
     bytes_per_second: float = 1.5e12
@@ -50,10 +50,10 @@ class _Recorded:
 
 
 @dataclass
-class Tape:
+class TrainingGraphBuilder:
     """Records operators; every method that adds one returns the index of the value (or values) it yields."""
 
-    device: Device = field(default_factory=Device)
+    rates: DeviceRates = field(default_factory=DeviceRates)
     _values: list[Value] = field(default_factory=list)
     _ops: list[Op] = field(default_factory=list)
     _records: list[_Recorded] = field(default_factory=list)
@@ -133,7 +133,7 @@ class Tape:
 
     # The rest of the training step
 
-    def training_graph(self, logits: int, name: str) -> Graph:
+    def build(self, logits: int, name: str) -> Graph:
         """The recorded forward pass, the loss on `logits`, and the backward pass."""
         self._loss(logits)
         for record in reversed(self._records):
@@ -224,7 +224,7 @@ class Tape:
         self._ops.append(
             Op(
                 name=name,
-                seconds=self.device.seconds(flops, sum(sizes_in) + sum(sizes_out)),
+                seconds=self.rates.seconds(flops, sum(sizes_in) + sum(sizes_out)),
                 inputs=reads,
                 outputs=makes,
                 workspace_bytes=workspace_bytes,
