@@ -33,9 +33,8 @@ from torch.utils import _pytree as pytree
 
 import rematch
 from rematch.files import write_text
-from rematch.planning.plan import extra_pct
 from rematch.trial import Trial, alternate, same_outcome
-from rematch.units import format_bytes
+from rematch.units import extra_pct, format_bytes
 
 KEEP = "keep"  # everything: no recomputation, so that what differs from eager is our doing
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

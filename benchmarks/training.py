@@ -28,9 +28,8 @@ from models import TINY, Case, twelve
 
 import rematch
 from rematch.files import write_text
-from rematch.planning.plan import extra_pct
 from rematch.trial import Trial, alternate, same_outcome
-from rematch.units import format_bytes
+from rematch.units import extra_pct, format_bytes
 
 MODELS: dict[str, Callable[[], dict[str, Case]]] = {
     "machine": lambda: twelve("machine"),

@@ -21,7 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import rematch
-from rematch.files import write_bytes, write_text
+from rematch.files import write_text
 from rematch.graph import Graph, baseline, simulate
 from rematch.graph.generators import FAMILIES
 from rematch.solvers import Problem, make_solver, solve, solver_names
@@ -127,9 +127,7 @@ def one_mark_if_alike(cells: str) -> str:
 
 def draw(rows: Sequence[Row]) -> None:
     """A panel for each graph, a line for each solver, a dot for each budget."""
-    import io
-
-    from rematch.report.plot import new_figure
+    from rematch.report.figure import new_figure, save_figure
 
     found = [row for row in rows if row.extra_percent is not None]
     solvers = [name for name in solver_names() if any(row.solver == name for row in found)]
@@ -160,9 +158,7 @@ def draw(rows: Sequence[Row]) -> None:
         *panels[0].get_legend_handles_labels(),
         loc="outside upper center", ncols=len(PERCENTS), frameon=False, fontsize=9,
     )  # fmt: skip
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=130)
-    write_bytes(PICTURE, picture.getvalue())
+    save_figure(figure, PICTURE, dpi=130)
 
 
 # The run

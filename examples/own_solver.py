@@ -9,19 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rematch import (
-    Deadline,
-    Graph,
-    OnProgress,
-    Problem,
-    Progress,
-    Schedule,
-    Solution,
-    Solver,
-    Status,
-    register,
-    simulate,
-)
+from rematch.graph import Graph, Schedule, simulate
+from rematch.solvers import Deadline, OnProgress, Problem, Progress, Solution, Solver, Status, register
 
 
 @register

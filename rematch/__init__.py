@@ -2,7 +2,8 @@
 
 `model = rematch.remat(model, batch, budget="8GiB")`
 
-Everything public is here by name and loaded when first used, so that `import rematch` stays instant.
+The names below are the public ones; `rematch.graph`, `rematch.solvers` and `rematch.errors` hold the rest. All but the
+errors load on first use, so that `import rematch` takes no time.
 """
 
 from __future__ import annotations
@@ -10,9 +11,18 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from rematch.errors import (
+    BudgetError as BudgetError,
+    BudgetInfeasible as BudgetInfeasible,
+    CaptureError as CaptureError,
+    RematchError as RematchError,
+    ScheduleError as ScheduleError,
+)
+
 __version__ = "0.1.0"
 
-if TYPE_CHECKING:  # what the table below says, once more for type checkers and editors
+if TYPE_CHECKING:  # type checkers cannot read the table below; a test keeps the two equal
+    from rematch import graph as graph, solvers as solvers
     from rematch.api import (
         apply as apply,
         plan as plan,
@@ -20,98 +30,30 @@ if TYPE_CHECKING:  # what the table below says, once more for type checkers and 
         remat as remat,
         trace as trace,
     )
-    from rematch.errors import (
-        BudgetError as BudgetError,
-        BudgetInfeasible as BudgetInfeasible,
-        CaptureError as CaptureError,
-        DeviceError as DeviceError,
-        FormatError as FormatError,
-        GraphError as GraphError,
-        RematchError as RematchError,
-        ScheduleError as ScheduleError,
-        SolverError as SolverError,
-    )
-    from rematch.graph import (
-        Compute as Compute,
-        Free as Free,
-        Graph as Graph,
-        Op as Op,
-        Phase as Phase,
-        Schedule as Schedule,
-        Simulation as Simulation,
-        Value as Value,
-        baseline as baseline,
-        simulate as simulate,
-    )
-    from rematch.graph.formats import load_graph as load_graph, save_graph as save_graph
-    from rematch.planning.budget import parse_budget as parse_budget
-    from rematch.planning.plan import Figures as Figures, Plan as Plan
-    from rematch.solvers import (
-        BoundScope as BoundScope,
-        Deadline as Deadline,
-        OnProgress as OnProgress,
-        Problem as Problem,
-        Progress as Progress,
-        Solution as Solution,
-        Solver as Solver,
-        Status as Status,
-        register as register,
-        solve as solve,
-    )
-    from rematch.units import format_bytes as format_bytes
+    from rematch.planning.plan import Plan as Plan
+    from rematch.solvers.max_batch import max_batch as max_batch
 
-_PUBLIC = {
-    "rematch.api": ("apply", "plan", "plans_of", "remat", "trace"),
-    "rematch.planning.budget": ("parse_budget",),
-    "rematch.errors": (
-        "BudgetError",
-        "BudgetInfeasible",
-        "CaptureError",
-        "DeviceError",
-        "FormatError",
-        "GraphError",
-        "RematchError",
-        "ScheduleError",
-        "SolverError",
-    ),
-    "rematch.graph": (
-        "Compute",
-        "Free",
-        "Graph",
-        "Op",
-        "Phase",
-        "Schedule",
-        "Simulation",
-        "Value",
-        "baseline",
-        "simulate",
-    ),
-    "rematch.graph.formats": ("load_graph", "save_graph"),
-    "rematch.planning.plan": ("Figures", "Plan"),
-    "rematch.solvers": (
-        "BoundScope",
-        "Deadline",
-        "OnProgress",
-        "Problem",
-        "Progress",
-        "Solution",
-        "Solver",
-        "Status",
-        "register",
-        "solve",
-    ),
-    "rematch.units": ("format_bytes",),
+_LAZY = {
+    "Plan": "rematch.planning.plan",
+    "apply": "rematch.api",
+    "graph": "rematch",
+    "max_batch": "rematch.solvers.max_batch",
+    "plan": "rematch.api",
+    "plans_of": "rematch.api",
+    "remat": "rematch.api",
+    "solvers": "rematch",
+    "trace": "rematch.api",
 }
-_HOME = {name: module for module, names in _PUBLIC.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _LAZY:
         raise AttributeError(f"module 'rematch' has no attribute {name!r}")
-    found = getattr(import_module(_HOME[name]), name)
+    home = _LAZY[name]
+    found = import_module(f"rematch.{name}") if home == "rematch" else getattr(import_module(home), name)
     globals()[name] = found
     return found
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+    return sorted({*globals(), *_LAZY})

@@ -166,7 +166,7 @@ def show(
     from rematch.files import read_json, require_writable
     from rematch.graph.formats import graph_from_json
     from rematch.planning.plan import Plan, is_plan
-    from rematch.report.plot import picture_format
+    from rematch.report.figure import picture_format
     from rematch.report.text import describe_graph
 
     for picture in (dot, plot):
@@ -194,9 +194,8 @@ def check(
     plain: Plain = False,
 ) -> None:
     """Check that PLAN is for GRAPH, valid, and within its budget."""
-    from rematch.planning.plan import Plan, extra_pct
-    from rematch.report.text import format_extra
-    from rematch.units import format_bytes
+    from rematch.planning.plan import Plan
+    from rematch.units import extra_pct, format_bytes, format_extra
 
     known = Plan.load(plan)
     loaded = _load_graph(graph, plain)

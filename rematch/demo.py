@@ -16,9 +16,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from rematch.api import plans_of, remat
-from rematch.report.text import format_extra
 from rematch.trial import Trial, same_bits
-from rematch.units import format_bytes
+from rematch.units import format_bytes, format_extra
 
 _SYMBOLS = 256  # a token is a byte
 _WARM_UP_STEPS = 2  # not timed

@@ -29,3 +29,20 @@ def format_seconds(seconds: float) -> str:
     )
     amount = seconds / scale
     return f"{amount:,.0f} {unit}" if abs(amount) >= 1000 else f"{amount:.3g} {unit}"
+
+
+def extra_pct(seconds: float | None, baseline_seconds: float) -> float | None:
+    """`extra_pct(11.0, 10.0) == 10.0`: extra time in per cent; None if it is unknown or `baseline_seconds` is 0."""
+    if seconds is None or baseline_seconds <= 0:
+        return None
+    return 100 * (seconds / baseline_seconds - 1)
+
+
+def format_extra(pct: float | None) -> str:
+    """`format_extra(2.9) == "+2.90 %"`: extra time, in per cent of the time without recomputation."""
+    return "unknown" if pct is None else f"+{abs(pct):.2f} %"
+
+
+def count_of(count: int, noun: str) -> str:
+    """`count_of(1204, "operator") == "1,204 operators"`"""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -29,6 +29,7 @@ from rematch.graph import Phase
 from rematch.graph.blocks import repeated_blocks
 from rematch.planning import planner
 from rematch.planning.plan import Plan
+from rematch.units import format_bytes
 from tests.modules import Net, batch, mean_square
 from tests.training import assert_trains_alike, noted, same_bits
 
@@ -104,7 +105,7 @@ def test_a_plan_tells_what_the_peak_is_made_of(known_plan: Plan) -> None:
     assert parts["parameters"] == sum(parameter.nbytes for parameter in Net().parameters())
     assert parts["inputs"] == batch().nbytes
     shown = str(known_plan)
-    assert f"parameters {rematch.format_bytes(parts['parameters'])}" in shown
+    assert f"parameters {format_bytes(parts['parameters'])}" in shown
     assert "activations" in shown
 
 
@@ -344,7 +345,7 @@ def test_traces_a_module_to_a_graph_that_can_be_kept(tmp_path: Path) -> None:
     assert ("1", "2") in {block.paths for block in repeated_blocks(graph)}, (
         "the first reads the input, the last is held"
     )
-    rematch.save_graph(graph, tmp_path / "graph.json")
-    assert rematch.load_graph(tmp_path / "graph.json").graph == graph
+    rematch.graph.save_graph(graph, tmp_path / "graph.json")
+    assert rematch.graph.load_graph(tmp_path / "graph.json").graph == graph
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert "forward" not in model.__dict__

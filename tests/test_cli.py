@@ -307,7 +307,8 @@ def assert_matches(pattern: str, text: str) -> None:
 
 PATIENT = '''
 import time
-from rematch import Progress, Solution, Solver, Status, baseline, register
+from rematch.graph import baseline
+from rematch.solvers import Progress, Solution, Solver, Status, register
 
 
 @register

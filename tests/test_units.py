@@ -1,10 +1,10 @@
-"""Bytes and seconds as they are shown."""
+"""Bytes, seconds, extra time and counts as they are shown."""
 
 from __future__ import annotations
 
 import pytest
 
-from rematch.units import format_bytes, format_seconds
+from rematch.units import count_of, extra_pct, format_bytes, format_extra, format_seconds
 
 
 def test_bytes_have_three_figures() -> None:
@@ -25,3 +25,13 @@ def test_bytes_have_three_figures() -> None:
 )
 def test_seconds(seconds: float, shown: str) -> None:
     assert format_seconds(seconds) == shown
+
+
+def test_extra_time() -> None:
+    assert extra_pct(11.0, 10.0) == pytest.approx(10.0)
+    assert (extra_pct(None, 10.0), extra_pct(1.0, 0.0)) == (None, None)
+    assert (format_extra(2.9), format_extra(-1e-15), format_extra(None)) == ("+2.90 %", "+0.00 %", "unknown")
+
+
+def test_counts() -> None:
+    assert (count_of(1, "operator"), count_of(1204, "operator")) == ("1 operator", "1,204 operators")

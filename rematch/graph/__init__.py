@@ -1,5 +1,6 @@
-"""The computation, the schedule and the one oracle. Nothing here imports torch."""
+"""The computation, the schedule, the one oracle, and graphs as files. Nothing here imports torch."""
 
+from rematch.graph.formats import load_graph, save_graph
 from rematch.graph.model import Graph, GraphArrays, Op, Phase, Value
 from rematch.graph.schedule import Compute, Free, Schedule, baseline
 from rematch.graph.simulate import Simulation, simulate
@@ -15,5 +16,7 @@ __all__ = [
     "Simulation",
     "Value",
     "baseline",
+    "load_graph",
+    "save_graph",
     "simulate",
 ]

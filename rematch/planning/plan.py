@@ -16,6 +16,7 @@ from typing import Any
 from rematch.errors import FormatError, ScheduleError
 from rematch.graph import Graph, Phase, Schedule, Simulation, baseline, simulate
 from rematch.solvers.base import BoundScope, Problem, Progress, Solution, Status
+from rematch.units import extra_pct
 
 FORMAT = "rematch-plan"
 VERSION = 1
@@ -82,13 +83,6 @@ def is_plan(data: Any) -> bool:
     return isinstance(data, dict) and data.get("format") == FORMAT
 
 
-def extra_pct(seconds: float | None, baseline_seconds: float) -> float | None:
-    """`extra_pct(11.0, 10.0) == 10.0`; None where it is not known or has no meaning."""
-    if seconds is None or baseline_seconds <= 0:
-        return None
-    return 100 * (seconds / baseline_seconds - 1)
-
-
 @dataclass(frozen=True)
 class Recomputed:
     """An operator that the schedule runs more than once."""
@@ -101,8 +95,8 @@ class Recomputed:
 
 
 @dataclass(frozen=True)
-class Part:
-    """What one kind of memory holds at the peak."""
+class PeakShare:
+    """How much of the peak values of one role hold."""
 
     role: str
     size_bytes: int
@@ -121,7 +115,7 @@ class Plan:
     recomputed: tuple[Recomputed, ...]  # in the graph's default order
     timeline_bytes: tuple[int, ...]  # memory during each computation
     log: tuple[Progress, ...] = ()
-    parts: tuple[Part, ...] = ()  # of the peak, where the graph tells the roles of its values
+    parts: tuple[PeakShare, ...] = ()  # of the peak, where the graph tells the roles of its values
     notes: tuple[str, ...] = ()  # what was assumed or mapped
 
     @staticmethod
@@ -230,7 +224,7 @@ def _recomputed(graph: Graph, seen: Simulation) -> tuple[Recomputed, ...]:
 _ACTIVATIONS, _WORKSPACE = "activations", "workspace"
 
 
-def _parts_of_peak(graph: Graph, schedule: Schedule, seen: Simulation) -> tuple[Part, ...]:
+def _parts_of_peak(graph: Graph, schedule: Schedule, seen: Simulation) -> tuple[PeakShare, ...]:
     """The peak by roles: residents first, then what is alive while the hungriest operator runs, then its workspace."""
     if seen.peak_step is None or not any(value.role for value in graph.values):
         return ()
@@ -250,4 +244,4 @@ def _parts_of_peak(graph: Graph, schedule: Schedule, seen: Simulation) -> tuple[
             role = value.role or _ACTIVATIONS
             sizes[role] = sizes.get(role, 0) + copies * value.size_bytes
     sizes[_WORKSPACE] = peak_op.workspace_bytes
-    return tuple(Part(role, size) for role, size in sizes.items() if size)
+    return tuple(PeakShare(role, size) for role, size in sizes.items() if size)

@@ -5,14 +5,12 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import TYPE_CHECKING
 
-from rematch.files import write_bytes
-from rematch.report.plot import new_figure, picture_format
+from rematch.report.figure import new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -67,7 +65,7 @@ def draw_curves(
     for unused in axes[len(panels) :]:
         unused.remove()
     _legend(figure, names, title)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def draw_bars(groups: Mapping[str, Mapping[str, float]], path: str | PathLike[str], *, y: str) -> None:
@@ -86,7 +84,7 @@ def draw_bars(groups: Mapping[str, Mapping[str, float]], path: str | PathLike[st
     axes.set_ylabel(y)
     _tidy(axes)
     _legend(figure, names)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _scale_logarithmically(axes: Axes) -> None:
@@ -118,9 +116,3 @@ def _legend(figure: Figure, names: Sequence[str], title: str = "") -> None:
         fontsize=8, title=title, title_fontsize=9,
     )  # fmt: skip
     legend.get_title().set_multialignment("center")
-
-
-def _save(figure: Figure, path: str | PathLike[str]) -> None:
-    picture = io.BytesIO()
-    figure.savefig(picture, format=picture_format(path), dpi=150)
-    write_bytes(path, picture.getvalue())

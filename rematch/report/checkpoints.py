@@ -8,17 +8,14 @@ to it has steps. Where there is room it is named, with the bytes that it makes. 
 
 from __future__ import annotations
 
-import io
 from collections.abc import Collection, Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING
 
-from rematch.files import write_bytes
 from rematch.graph import Graph
-from rematch.report.plot import new_figure, picture_format
-from rematch.report.text import count_of
+from rematch.report.figure import new_figure, picture_format, save_figure
 from rematch.solvers.common.forward_pass import forward_ops
-from rematch.units import format_bytes
+from rematch.units import count_of, format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,7 +31,7 @@ Place = tuple[float, float]
 
 def draw_checkpoints(graph: Graph, choices: Mapping[str, Collection[int]], path: str | PathLike[str]) -> None:
     """Draw the forward pass of `graph` once for each of `choices`, whose operators are marked, to a picture."""
-    file_format = picture_format(path)
+    picture_format(path)  # a bad name is refused before the work
     ops = forward_ops(graph).tolist()
     edges = _edges(graph, ops)
     places = _places(ops, edges)
@@ -55,9 +52,7 @@ def draw_checkpoints(graph: Graph, choices: Mapping[str, Collection[int]], path:
             _draw_names(axes, graph, ops, places)
         axes.set(xlim=(-0.8, steps - 0.2), ylim=(-lanes / 2 - 0.6 - 1.2 * named, lanes / 2 + 0.6))
         axes.set_axis_off()
-    picture = io.BytesIO()
-    figure.savefig(picture, format=file_format, dpi=130)
-    write_bytes(path, picture.getvalue())
+    save_figure(figure, path, dpi=130)
 
 
 def _edges(graph: Graph, ops: Sequence[int]) -> list[tuple[int, int]]:

@@ -10,7 +10,6 @@ matplotlib is imported when a picture is drawn.
 
 from __future__ import annotations
 
-import io
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,12 +17,11 @@ from itertools import takewhile
 from os import PathLike
 from typing import TYPE_CHECKING
 
-from rematch.files import write_bytes
 from rematch.graph import Graph
-from rematch.report.plot import new_figure, picture_format
-from rematch.report.text import count_of
+from rematch.report.figure import new_figure, picture_format, save_figure
 from rematch.solvers.hiremate.canonical import EqualBlocks, equal_blocks
 from rematch.solvers.hiremate.partition import Part
+from rematch.units import count_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,7 +45,7 @@ class _Box:
 
 def draw_hierarchy(graph: Graph, root: Part, path: str | PathLike[str]) -> None:
     """Draw the parts of `root` to a .png, .svg or .pdf file, whole or not at all."""
-    file_format = picture_format(path)
+    picture_format(path)  # a bad name is refused before the work
     boxes = list(_boxes(root))
     levels = max(box.level for box in boxes) + 1
     skips = _skips(graph, root)
@@ -58,9 +56,7 @@ def draw_hierarchy(graph: Graph, root: Part, path: str | PathLike[str]) -> None:
     classes = _classes(graph, root)
     _draw_rows(rows, graph, boxes, _colours(classes))
     figure.suptitle(_title(graph, root, classes), fontsize=10, color=_INK)
-    picture = io.BytesIO()
-    figure.savefig(picture, format=file_format, dpi=150)
-    write_bytes(path, picture.getvalue())
+    save_figure(figure, path)
 
 
 def _classes(graph: Graph, root: Part) -> tuple[EqualBlocks, ...]:

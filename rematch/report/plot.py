@@ -10,24 +10,19 @@ imported when a picture is drawn.
 
 from __future__ import annotations
 
-import io
 import textwrap
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rematch.errors import FormatError, RematchError
 from rematch.graph import Graph, Phase, Schedule, Simulation, baseline, simulate
 from rematch.graph.model import Bools, Floats, Ints, Longs
-from rematch.planning.plan import extra_pct
-from rematch.report.text import count_of, format_extra
-from rematch.units import SECONDS_UNITS, format_bytes, format_seconds
+from rematch.report.figure import new_figure, picture_format, save_figure
+from rematch.units import SECONDS_UNITS, count_of, extra_pct, format_bytes, format_extra, format_seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 # Two blues for the work that is done anyway and one warm colour for what is added: apart in hue and in lightness, so
 # that they stay apart for colour-blind readers and in grey (colours of Okabe and Ito).
@@ -38,16 +33,13 @@ _LEGEND_MARK_POINTS = 6.0
 _MATRIX_POINTS = 72 * 6.5  # about the width of the matrix on the page
 _TITLE_LETTERS = 95  # that fit on a line
 _BYTES_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "bytes"))
-_FORMATS = ("png", "svg", "pdf")
 
 
 def plot_schedule(
     graph: Graph, schedule: Schedule | None, path: str | PathLike[str], *, budget_bytes: int | None = None
 ) -> None:
     """Draw `schedule`, or the one without recomputation if None, to a .png, .svg or .pdf file, whole or not at all."""
-    file_format = picture_format(path)
-    from rematch.files import write_bytes
-
+    picture_format(path)  # a bad name is refused before the work
     drawn = baseline(graph) if schedule is None else schedule
     seen = simulate(graph, drawn).checked()
     figure = new_figure(9, 10.5)
@@ -57,26 +49,7 @@ def plot_schedule(
     for axes in (memory, matrix):
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(colors=_INK, labelsize=9)
-    picture = io.BytesIO()
-    figure.savefig(picture, format=file_format, dpi=150)
-    write_bytes(path, picture.getvalue())
-
-
-def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of so many inches; `RematchError` says how to get matplotlib where it is missing."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise RematchError("drawing needs matplotlib; install it with: pip install 'rematch[plot]'") from error
-    return Figure(figsize=(width, height), layout="constrained")
-
-
-def picture_format(path: str | PathLike[str]) -> str:
-    """`picture_format("plan.png") == "png"`; `FormatError` for a name that is no picture's."""
-    found = Path(path).suffix.lower().lstrip(".")
-    if found not in _FORMATS:
-        raise FormatError(f"cannot draw {path}: its name should end in {', '.join('.' + known for known in _FORMATS)}")
-    return found
+    save_figure(figure, path)
 
 
 def _draw_memory(axes: Axes, graph: Graph, schedule: Schedule, seen: Simulation, budget_bytes: int | None) -> None:

@@ -10,9 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rematch.planning.plan import extra_pct
-from rematch.report.text import format_extra
 from rematch.solvers.base import OnProgress, Progress
+from rematch.units import extra_pct, format_extra
 
 _QUIET_SECONDS = 5.0  # between two plain lines, so that a log file stays short
 

@@ -8,32 +8,22 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rematch.graph import Graph, Phase, baseline, simulate
 from rematch.graph.blocks import BlockClass, repeated_blocks
-from rematch.planning.plan import Figures, Plan, Recomputed
 from rematch.solvers.base import Status
-from rematch.solvers.treewidth.elimination import Heuristic, decompose
-from rematch.solvers.treewidth.tree_decomposition import operator_neighbours
-from rematch.units import format_bytes, format_seconds
+from rematch.solvers.treewidth.width import quick_width
+from rematch.units import count_of, format_bytes, format_extra, format_seconds
+
+if TYPE_CHECKING:
+    from rematch.planning.plan import Figures, Plan, Recomputed
 
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARKLINE_WIDTH = 60
 _GROUPS_SHOWN = 8
-_MIN_FILL_OPERATORS = 20_000  # in larger graphs the quicker heuristic decides what is called the width
-_WIDTH_WORK = 20_000_000  # for the width of a dense graph: about a second
-
-
-def format_extra(pct: float | None) -> str:
-    """`format_extra(2.9) == "+2.90 %"`: extra time, in per cent of the time without recomputation."""
-    return "unknown" if pct is None else f"+{abs(pct):.2f} %"
-
-
-def count_of(count: int, noun: str) -> str:
-    """`count_of(1204, "operator") == "1,204 operators"`"""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def sparkline(levels: Sequence[int], top: int, width: int = _SPARKLINE_WIDTH) -> str:
@@ -72,10 +62,9 @@ def describe_graph(graph: Graph) -> str:
 
 
 def _width(graph: Graph) -> tuple[str, str]:
-    """How far the graph is from a tree, as far as can be told in a second or two."""
-    heuristic: Heuristic = "min-fill" if len(graph.ops) <= _MIN_FILL_OPERATORS else "min-degree"
-    found = decompose(operator_neighbours(graph), heuristic, _WIDTH_WORK)
-    return f"{found.width:,}", f"at most: that of a tree decomposition by {heuristic}"
+    """How far the graph is from a tree."""
+    width, heuristic = quick_width(graph)
+    return f"{width:,}", f"at most: that of a tree decomposition by {heuristic}"
 
 
 def _block_note(block: BlockClass) -> str:

@@ -9,13 +9,12 @@ import pytest
 
 from rematch.graph import Graph, Op, Phase, Schedule, Value, baseline, simulate
 from rematch.graph.generators import chain
-from rematch.planning.plan import Figures, Part, Plan, Recomputed
+from rematch.planning.plan import Figures, PeakShare, Plan, Recomputed
 from rematch.report import text
 from rematch.report.text import (
     describe_failure,
     describe_graph,
     describe_plan,
-    format_extra,
     sparkline,
 )
 from rematch.solvers.base import BoundScope, Problem, Progress, Solution, Status
@@ -35,10 +34,6 @@ def failure(status: Status, solve_seconds: float = 1.0, **known: int) -> str:
     problem = Problem(graph, simulate(graph, baseline(graph)).peak_bytes // 2)
     solution = Solution(None, status, "nobody", solve_seconds=solve_seconds, **known)
     return describe_failure(Figures.of(problem, solution), graph.name, time_limit=60.0)
-
-
-def test_extra_time() -> None:
-    assert (format_extra(2.9), format_extra(-1e-15), format_extra(None)) == ("+2.90 %", "+0.00 %", "unknown")
 
 
 def test_bars_show_the_highest_of_each_share() -> None:
@@ -103,7 +98,8 @@ def test_a_plan_tells_its_cost_and_its_gap() -> None:
 
 def test_a_plan_shows_the_parts_of_its_peak_and_its_notes() -> None:
     plan = recomputing_plan(chain(layers=6))
-    told = replace(plan, parts=(Part("parameters", 2**29), Part("workspace", 3 * 2**20)), notes=("one", "another"))
+    parts = (PeakShare("parameters", 2**29), PeakShare("workspace", 3 * 2**20))
+    told = replace(plan, parts=parts, notes=("one", "another"))
     lines = describe_plan(told).splitlines()
     peak = next(number for number, line in enumerate(lines) if line.startswith("  peak"))
     assert lines[peak + 1] == "  parts   parameters 512 MiB, workspace 3.00 MiB"
