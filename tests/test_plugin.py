@@ -14,6 +14,7 @@ from rematch.errors import SolverError
 from rematch.graph import baseline, simulate
 from rematch.graph.generators import chain, gpt, random_layered, unet
 from rematch.solvers import Problem, Progress, Status, base, make_solver, register, solve, solver_names
+from rematch.solvers.noremat import NoRemat
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "own_solver.py"
 
@@ -66,3 +67,8 @@ def test_a_name_can_be_taken_only_once(example: ModuleType) -> None:
 def test_keeping_everything_recomputes_nothing(example: ModuleType) -> None:
     graph = gpt(layers=2)
     assert example.keep_every(graph, 1) == baseline(graph)
+
+
+def test_options_beside_a_solver_that_has_them_already_are_refused() -> None:
+    with pytest.raises(SolverError, match=r"pass nonsense to NoRemat\(\.\.\.\) instead"):
+        solve(Problem(chain(layers=3), 2**40), NoRemat(), nonsense=3)

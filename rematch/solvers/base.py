@@ -202,7 +202,7 @@ def solve(
     The search also ends when a schedule of at most `enough_seconds` is known, or the bound says that there is none.
     Ctrl-C ends the search early with the best so far; a second Ctrl-C interrupts as usual.
     """
-    chosen = make_solver(solver, **options) if isinstance(solver, str) else solver
+    chosen = _chosen_solver(solver, options)
     if not chosen.applicable(problem):
         raise SolverError(
             f"solver {chosen.name!r} does not apply to {problem.graph.name!r}: it needs {chosen.requires}"
@@ -223,6 +223,17 @@ def solve(
         found = chosen.solve(problem, deadline=deadline, on_progress=record)
     verify(problem, found)
     return replace(found, solve_seconds=time.monotonic() - started, log=(*found.log, *log))
+
+
+def _chosen_solver(solver: str | Solver, options: dict[str, Any]) -> Solver:
+    if isinstance(solver, str):
+        return make_solver(solver, **options)
+    if options:
+        raise SolverError(
+            f"solver {solver.name!r} is given as an object, which has its options already; "
+            f"pass {', '.join(options)} to {type(solver).__name__}(...) instead"
+        )
+    return solver
 
 
 def _decided(progress: Progress, enough_seconds: float) -> bool:

@@ -10,7 +10,6 @@ import pytest
 from rematch.graph import Graph, Op, Phase, Schedule, Value, baseline, simulate
 from rematch.graph.generators import chain
 from rematch.planning.plan import Figures, PeakShare, Plan, Recomputed
-from rematch.report import text
 from rematch.report.text import (
     describe_failure,
     describe_graph,
@@ -18,6 +17,7 @@ from rematch.report.text import (
     sparkline,
 )
 from rematch.solvers.base import BoundScope, Problem, Progress, Solution, Status
+from rematch.solvers.treewidth import width
 
 
 def recomputing_plan(graph: Graph) -> Plan:
@@ -75,7 +75,7 @@ def test_a_graph_names_its_parts_its_peak_and_its_hungriest_operator() -> None:
 
 def test_the_width_is_that_of_the_graph_and_names_how_it_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three operators each tied to the others have width 2, a chain of operators 1."""
-    monkeypatch.setattr(text, "_MIN_FILL_OPERATORS", 3)
+    monkeypatch.setattr(width, "_MIN_FILL_OPERATORS", 3)
     values = tuple(Value(f"v{i}", 1) for i in range(4))
     triangle = Graph((Op("f", 1.0, (), (0,)), Op("g", 1.0, (0,), (1,)), Op("h", 1.0, (0, 1), (2,))), values[:3])
     line = Graph(tuple(Op(f"o{i}", 1.0, (i - 1,) if i else (), (i,)) for i in range(4)), values)
