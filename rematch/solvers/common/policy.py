@@ -32,9 +32,8 @@ def schedule_keeping(graph: Graph, kept: Bools) -> Schedule:
     complete = kept & possible
     if a.loss >= 0:
         complete |= possible & a.held & (stages > a.position[a.loss])
-    runs = policy_kernels.fill_recomputations(
-        complete, a.order, a.last_stage, a.inputs_ptr, a.inputs, a.producer, a.target, a.held, a.loss
-    )  # fmt: skip
+    reads = policy_kernels.Reads(*(getattr(a, field) for field in policy_kernels.Reads._fields))
+    runs = policy_kernels.fill_recomputations(complete, reads)
     return Schedule.from_ops(graph, a.order[np.nonzero(runs[:, a.order])[1]])
 
 

@@ -9,13 +9,20 @@ follows from it, as `Schedule.from_ops` has it.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, TypeVar
+
 import numpy as np
 
 from rematch.graph import Graph, Schedule
 from rematch.graph.model import Ints
 from rematch.solvers.incumbent import Incumbent
 
-_PASSES = 4  # few runs go after the second
+if TYPE_CHECKING:
+    from rematch.solvers.common.pruning_kernels import Costs, Rules
+
+_PASSES = 4  # over all runs; on training graphs few go after the second pass
+
+_Arrays = TypeVar("_Arrays", "Rules", "Costs")
 
 
 def in_turn(graph: Graph, sequence: Ints) -> Ints:
@@ -27,11 +34,7 @@ def in_turn(graph: Graph, sequence: Ints) -> Ints:
     """
     from rematch.solvers.common import pruning_kernels
 
-    a = graph.arrays
-    ordered: Ints = pruning_kernels.in_turn(
-        sequence, a.order, a.position, a.inputs_ptr, a.inputs, a.producer, a.once, a.once_from, a.once_until,
-        a.held, a.loss,
-    )  # fmt: skip
+    ordered: Ints = pruning_kernels.in_turn(sequence, _fields_of(graph, pruning_kernels.Rules))
     return ordered
 
 
@@ -62,12 +65,14 @@ def pruned(graph: Graph, sequence: Ints, limit_bytes: int, *, keep_first: bool =
     """
     from rematch.solvers.common import pruning_kernels
 
-    a = graph.arrays
-    shorter: Ints = pruning_kernels.pruned(
-        sequence, limit_bytes, keep_first, _PASSES, a.inputs_ptr, a.inputs, a.outputs_ptr, a.outputs, a.size,
-        a.workspace, a.seconds, a.once, a.target, a.held, a.loss, a.resident_bytes,
-    )  # fmt: skip
+    costs = _fields_of(graph, pruning_kernels.Costs)
+    shorter: Ints = pruning_kernels.pruned(sequence, limit_bytes, keep_first, _PASSES, costs)
     return shorter
+
+
+def _fields_of(graph: Graph, kind: type[_Arrays]) -> _Arrays:
+    """The arrays of a graph that a named tuple for compiled code has fields for."""
+    return kind(*(getattr(graph.arrays, field) for field in kind._fields))
 
 
 def offer_in_default_order(incumbent: Incumbent, sequence: Ints, by: str) -> bool:

@@ -12,63 +12,98 @@ _NONE = -1
 _APART = -2  # instead of the event before: a copy of a held value that was made after the loss, which nobody reads
 
 
+class Rules(NamedTuple):
+    """The arrays of a graph that say when an operator may run; `GraphArrays` explains each."""
+
+    order: np.ndarray
+    position: np.ndarray
+    inputs_ptr: np.ndarray
+    inputs: np.ndarray
+    producer: np.ndarray
+    once: np.ndarray
+    once_from: np.ndarray
+    once_until: np.ndarray
+    held: np.ndarray
+    loss: int
+
+
+class Costs(NamedTuple):
+    """The arrays of a graph that say what a sequence of operators costs; `GraphArrays` explains each."""
+
+    inputs_ptr: np.ndarray
+    inputs: np.ndarray
+    outputs_ptr: np.ndarray
+    outputs: np.ndarray
+    size: np.ndarray
+    workspace: np.ndarray
+    seconds: np.ndarray
+    once: np.ndarray
+    target: np.ndarray
+    held: np.ndarray
+    loss: int
+    resident_bytes: int
+
+
+class _Ordered(NamedTuple):
+    """A sequence as it is written: what has run, what must run next, and the operators so far."""
+
+    done: np.ndarray
+    required: np.ndarray
+    ops: np.ndarray
+
+
 @njit(cache=True)
-def in_turn(
-    sequence, order, position, inputs_ptr, inputs, producer, once, once_from, once_until, held, loss
-):  # fmt: skip
+def in_turn(sequence, graph):
     """The sequence as far as the graph's rules let it run.
 
     What may not run (again) at its place is left out; what must have run before it is put in, in default order.
     """
-    count = len(order)
-    done = np.zeros(count, dtype=np.bool_)
-    required = np.zeros(count, dtype=np.bool_)
-    once_ops = order[once[order]]
+    count = len(graph.order)
+    result = _Ordered(
+        np.zeros(count, dtype=np.bool_),
+        np.zeros(count, dtype=np.bool_),
+        np.empty(len(sequence) + count, dtype=np.int32),
+    )
+    once_ops = graph.order[graph.once[graph.order]]
     once_count = 0
-    result = np.empty(len(sequence) + count, dtype=np.int32)
     filled = 0
     for index in range(len(sequence)):
         op = sequence[index]
-        if done[op] and (once[op] or once_count > once_until[op]):
+        if result.done[op] and (graph.once[op] or once_count > graph.once_until[op]):
             continue
-        while once_count < once_from[op] + once[op]:
-            filled, once_count = _run_next_once(
-                once_ops[once_count], once_count, order, position, inputs_ptr, inputs, producer, once,
-                once_until, held, loss, done, required, result, filled,
-            )  # fmt: skip
-        if not once[op]:
-            result[filled] = op
+        while once_count < graph.once_from[op] + graph.once[op]:
+            filled, once_count = _run_next_once(once_ops[once_count], once_count, graph, result, filled)
+        if not graph.once[op]:
+            result.ops[filled] = op
             filled += 1
-            done[op] = True
-    return result[:filled].copy()
+            result.done[op] = True
+    return result.ops[:filled].copy()
 
 
 @njit(cache=True)
-def _run_next_once(
-    op, once_count, order, position, inputs_ptr, inputs, producer, once, once_until, held, loss,
-    done, required, result, filled,
-):  # fmt: skip
+def _run_next_once(op, once_count, graph, result, filled):
     """Run an operator marked once, and before it whatever has not run yet and could not run, or be read, without."""
+    done, required = result.done, result.required
     required[op] = True
-    if op == loss:
-        for value in range(len(held)):
-            if held[value]:
-                required[producer[value]] = True
-    for at in range(position[op], -1, -1):
-        other = order[at]
+    if op == graph.loss:
+        for value in range(len(graph.held)):
+            if graph.held[value]:
+                required[graph.producer[value]] = True
+    for at in range(graph.position[op], -1, -1):
+        other = graph.order[at]
         if done[other]:
             continue
-        required[other] |= once_until[other] <= once_count
+        required[other] |= graph.once_until[other] <= once_count
         if required[other]:
-            for i in range(inputs_ptr[other], inputs_ptr[other + 1]):
-                required[producer[inputs[i]]] = True
-    for at in range(position[op] + 1):
-        other = order[at]
+            for i in range(graph.inputs_ptr[other], graph.inputs_ptr[other + 1]):
+                required[graph.producer[graph.inputs[i]]] = True
+    for at in range(graph.position[op] + 1):
+        other = graph.order[at]
         if required[other] and not done[other]:
-            result[filled] = other
+            result.ops[filled] = other
             filled += 1
             done[other] = True
-            once_count += once[other]
+            once_count += graph.once[other]
     return filled, once_count
 
 
@@ -97,22 +132,19 @@ class _Memory(NamedTuple):
 
 
 @njit(cache=True)
-def pruned(
-    sequence, limit_bytes, keep_first, passes, inputs_ptr, inputs, outputs_ptr, outputs, size, workspace, seconds,
-    once, target, held, loss, resident_bytes,
-):  # fmt: skip
+def pruned(sequence, limit_bytes, keep_first, passes, graph):
     """The sequence without runs that are useless, or whose values can stay from the run before within the limit.
 
     The limit is raised to the peak without useless runs. The slowest for the bytes that must stay instead go first.
     """
-    events = _events(sequence, inputs_ptr, inputs, outputs_ptr, outputs, size, target, held, loss)
-    memory = _memory(sequence, events, workspace, resident_bytes)
-    spare = np.full(len(workspace), -1, dtype=np.int64)  # runs beyond the one that every operator needs
+    events = _events(sequence, graph)
+    memory = _memory(sequence, events, graph)
+    spare = np.full(len(graph.workspace), -1, dtype=np.int64)  # runs beyond the one that every operator needs
     for op in sequence:
         spare[op] += 1
-    spare[once] = 0
+    spare[graph.once] = 0
     staying = np.zeros(len(sequence), dtype=np.bool_)
-    seen = np.zeros(len(workspace), dtype=np.bool_)
+    seen = np.zeros(len(graph.workspace), dtype=np.bool_)
     for run in range(len(sequence)):
         staying[run] = keep_first and not seen[sequence[run]]
         seen[sequence[run]] = True
@@ -122,7 +154,7 @@ def pruned(
     limit = max(limit_bytes, memory.largest[1])
     for _ in range(passes):
         removed = False
-        worth = _worth(sequence, seconds, gone, events)
+        worth = _worth(sequence, graph.seconds, gone, events)
         for run in np.argsort(-worth, kind="mergesort"):
             if worth[run] < 0.0:
                 break
@@ -137,36 +169,38 @@ def pruned(
 
 
 @njit(cache=True)
-def _events(sequence, inputs_ptr, inputs, outputs_ptr, outputs, size, target, held, loss):
-    held_count = np.sum(held)
+def _events(sequence, graph):
+    held_count = np.sum(graph.held)
     first = np.zeros(len(sequence) + 1, dtype=np.int64)
     for run in range(len(sequence)):
         op = sequence[run]
-        reads = inputs_ptr[op + 1] - inputs_ptr[op] + (held_count if op == loss else 0)
-        first[run + 1] = first[run] + reads + outputs_ptr[op + 1] - outputs_ptr[op]
+        reads = graph.inputs_ptr[op + 1] - graph.inputs_ptr[op] + (held_count if op == graph.loss else 0)
+        first[run + 1] = first[run] + reads + graph.outputs_ptr[op + 1] - graph.outputs_ptr[op]
     count = first[-1]
     events = _Events(
         first, np.empty(count, dtype=np.int32), np.empty(count, dtype=np.int32), np.zeros(count, dtype=np.bool_),
-        np.full(count, _NONE, dtype=np.int32), np.full(count, _NONE, dtype=np.int32), target | held, size,
+        np.full(count, _NONE, dtype=np.int32), np.full(count, _NONE, dtype=np.int32), graph.target | graph.held,
+        graph.size,
     )  # fmt: skip
-    latest = np.full(len(size), _NONE, dtype=np.int32)
+    latest = np.full(len(graph.size), _NONE, dtype=np.int32)
     loss_done = False
     event = 0
     for run in range(len(sequence)):
         op = sequence[run]
-        for i in range(inputs_ptr[op], inputs_ptr[op + 1]):
-            event = _append(events, event, run, inputs[i], False, latest)
-        if op == loss:
+        for i in range(graph.inputs_ptr[op], graph.inputs_ptr[op + 1]):
+            event = _append(events, event, run, graph.inputs[i], False, latest)
+        if op == graph.loss:
             loss_done = True
-            for value in range(len(size)):
-                if held[value]:
+            for value in range(len(graph.size)):
+                if graph.held[value]:
                     event = _append(events, event, run, value, False, latest)
-        for i in range(outputs_ptr[op], outputs_ptr[op + 1]):
-            event = _append(events, event, run, outputs[i], True, latest)
-            if loss_done and held[outputs[i]]:  # the copy that the loss saw stays: it serves all who read it later
+        for i in range(graph.outputs_ptr[op], graph.outputs_ptr[op + 1]):
+            event = _append(events, event, run, graph.outputs[i], True, latest)
+            if loss_done and graph.held[graph.outputs[i]]:
+                # The copy that the loss saw stays: it serves all who read it later.
                 earlier = events.before[event - 1]
                 events.behind[earlier] = _NONE
-                latest[outputs[i]] = earlier
+                latest[graph.outputs[i]] = earlier
                 events.before[event - 1] = _APART
     return events
 
@@ -193,7 +227,7 @@ def _in_memory_behind(event, events):
 
 
 @njit(cache=True)
-def _memory(sequence, events, workspace, resident_bytes):
+def _memory(sequence, events, graph):
     count = len(sequence)
     change = np.zeros(count + 1, dtype=np.int64)
     for event in range(len(events.run)):
@@ -208,10 +242,10 @@ def _memory(sequence, events, workspace, resident_bytes):
     while leaves < count:
         leaves *= 2
     largest = np.full(2 * leaves, -_GONE, dtype=np.int64)
-    held_bytes = resident_bytes
+    held_bytes = graph.resident_bytes
     for run in range(count):
         held_bytes += change[run]
-        largest[leaves + run] = held_bytes + workspace[sequence[run]]
+        largest[leaves + run] = held_bytes + graph.workspace[sequence[run]]
     for node in range(leaves - 1, 0, -1):
         largest[node] = max(largest[2 * node], largest[2 * node + 1])
     return _Memory(largest, np.zeros(leaves, dtype=np.int64))
