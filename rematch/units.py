@@ -7,6 +7,8 @@ At the bottom of the house, so that every room can use it.
 
 from __future__ import annotations
 
+import math
+
 SECONDS_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 _BYTES_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
@@ -35,7 +37,8 @@ def extra_pct(seconds: float | None, baseline_seconds: float) -> float | None:
     """`extra_pct(11.0, 10.0) == 10.0`: extra time in per cent; None if it is unknown or `baseline_seconds` is 0."""
     if seconds is None or baseline_seconds <= 0:
         return None
-    return 100 * (seconds / baseline_seconds - 1)
+    extra = 100 * (seconds / baseline_seconds - 1)
+    return extra if math.isfinite(extra) else None
 
 
 def format_extra(pct: float | None) -> str:

@@ -47,7 +47,7 @@ MAY_IMPORT = {
     "errors": set(),
     "units": set(),
     "files": {"errors"},
-    "records": {"errors", "graph"},
+    "records": {"errors"},
     "graph": {*BASE, "files", "graph", "records"},
     "solvers": {*BASE, "graph", "solvers"},
     "capture": {*BASE, "capture", "files", "graph", "records"},

@@ -14,12 +14,16 @@ from os import PathLike
 from typing import Any
 
 from rematch.errors import FormatError, ScheduleError
+from rematch.files import read_json, write_text
 from rematch.graph import Graph, Phase, Schedule, Simulation, baseline, simulate
+from rematch.records import from_json, show_json, to_json
 from rematch.solvers.base import BoundScope, Problem, Progress, Solution, Status
 from rematch.units import extra_pct
 
 FORMAT = "rematch-plan"
 VERSION = 1
+
+_LARGEST_BYTES = 2**61  # a peak: all values of a graph, and a workspace
 
 
 @dataclass(frozen=True)
@@ -171,35 +175,43 @@ class Plan:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the plan as JSON, whole or not at all."""
-        from rematch.files import write_text
-        from rematch.records import to_json
-
         data = {"format": FORMAT, "version": VERSION, **to_json(self)}
         write_text(path, json.dumps(data, separators=(",", ":"), allow_nan=False) + "\n")
 
     @staticmethod
     def load(path: str | PathLike[str]) -> Plan:
         """Read what `save` wrote; `FormatError` names what is wrong with the file."""
-        from rematch.files import read_json
-
         return Plan.from_json(read_json(path), str(path))
 
     @staticmethod
     def from_json(data: Any, where: str) -> Plan:
         """The plan that a file's JSON `data` holds; errors call the file `where`."""
-        from rematch.records import from_json
-
         if not is_plan(data):
             raise FormatError(f'{where} is not a plan: it has no "format": "{FORMAT}"; `rematch solve -o` writes plans')
         if data.get("version") != VERSION:
             raise FormatError(
-                f"{where} is a plan of version {data.get('version')!r}, this rematch reads version {VERSION}; "
+                f"{where} is a plan of version {show_json(data.get('version'))}, this rematch reads version {VERSION}; "
                 "update rematch or solve again"
             )
-        plan = from_json(Plan, data, where)
-        if None in (plan.figures.peak_bytes, plan.figures.seconds, plan.figures.computes):
-            raise FormatError(f"{where}.figures has no peak, seconds or computes of the schedule; solve again")
+        try:
+            plan = from_json(Plan, data)
+            plan._require_possible_numbers()
+        except FormatError as error:
+            raise FormatError(f"{where}: {error}") from error
         return plan
+
+    def _require_possible_numbers(self) -> None:
+        """Refuse what no search can have found, so that whoever prints or draws a plan need not expect it."""
+        f = self.figures
+        if f.peak_bytes is None or f.seconds is None or f.computes is None:
+            raise FormatError("figures has no peak, seconds or computes of the schedule; solve again")
+        sizes = [f.budget_bytes, f.peak_bytes, f.baseline_peak_bytes, *(part.size_bytes for part in self.parts)]
+        if not all(0 <= size <= _LARGEST_BYTES for size in (*sizes, *self.timeline_bytes)):
+            raise FormatError("a number of bytes is negative or beyond 2**61")
+        times = [f.seconds, f.baseline_seconds, f.solve_seconds, *(entry.extra_seconds for entry in self.recomputed)]
+        counts = [self.graph_ops, self.graph_values, f.computes, *(entry.extra_runs for entry in self.recomputed)]
+        if min(*times, *counts) < 0:
+            raise FormatError("a time or a count is negative")
 
     def __str__(self) -> str:
         from rematch.report.text import describe_plan

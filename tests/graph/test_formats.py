@@ -94,7 +94,7 @@ def test_benchmark_form(tmp_path: Path) -> None:
         name="three",
     )
     (note,) = loaded.notes
-    assert "1 of 3 operators have a negative workspace, taken as 0 (the first is 'b' with -4 bytes)" in note
+    assert '1 of 3 operators have a negative workspace, taken as 0 (the first is "b" with -4 bytes)' in note
 
 
 def test_benchmark_form_plain_has_the_peak_of_the_papers(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_benchmark_time_units(tmp_path: Path, unit: str, seconds: float) -> None
     assert load_graph(benchmark_file(tmp_path, time_unit=unit)).graph.ops[2].seconds == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize(("unit", "words"), [("flop", "times are in 'flop'"), (None, "no unit of time is given")])
+@pytest.mark.parametrize(("unit", "words"), [("flop", 'times are in "flop"'), (None, "no unit of time is given")])
 def test_benchmark_unknown_time_units_are_told(tmp_path: Path, unit: str | None, words: str) -> None:
     loaded = load_graph(benchmark_file(tmp_path, time_unit=unit), plain=True)
     assert loaded.graph.ops[2].seconds == 3.0
@@ -147,10 +147,10 @@ def test_benchmark_without_order_outputs_and_name_takes_the_order_of_nodes(tmp_p
         ("[" * 100_000, "nested too deeply"),
         ("[]", 'neither "format": "rematch-graph" nor "nodes" and "edges"'),
         ('{"nodes": []}', 'neither "format"'),
-        ('{"format": "rematch-plan"}', "'rematch-plan'"),
-        ('{"format": "rematch-graph"}', "its version is None"),
+        ('{"format": "rematch-plan"}', '"rematch-plan"'),
+        ('{"format": "rematch-graph"}', "its version is null"),
         ('{"format": "rematch-graph", "version": 2}', "reads version 1; it was written by a newer rematch"),
-        ('{"format": "rematch-graph", "version": 1}', 'has no "ops"'),
+        ('{"format": "rematch-graph", "version": 1}', 'has no "held"'),
     ],
 )
 def test_files_that_are_no_graphs(tmp_path: Path, text: str, words: str) -> None:
@@ -178,25 +178,28 @@ OWN = graph_to_data(Graph((Op("f", 1.0, (), (0,)),), (Value("x", 1),), name="g")
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"ops": {}}, '"ops" must be a list, not {}'),
-        ({"ops": [3]}, "ops[0] must be an object, not 3"),
-        ({"ops": [{"name": "f", "inputs": [], "outputs": [0]}]}, "ops[0] ('f') has no \"seconds\""),
-        ({"ops": [{"name": "f", "seconds": "1", "inputs": [], "outputs": [0]}]}, '"seconds" must be a number, not "1"'),
-        ({"ops": [{"name": "f", "seconds": 1, "inputs": [True], "outputs": [0]}]}, '"inputs" must be a list of whole'),
+        ({"ops": {}}, "ops should be a list, not {}"),
+        ({"ops": [3]}, "ops[0] should be an object, not 3"),
+        ({"ops": [{"name": "f", "inputs": [], "outputs": [0]}]}, 'ops[0] ("f") has no "seconds"'),
+        ({"ops": [{"name": "f", "seconds": "1", "inputs": [], "outputs": [0]}]}, 'seconds should be a number, not "1"'),
+        (
+            {"ops": [{"name": "f", "seconds": 1, "inputs": [True], "outputs": [0]}]},
+            "inputs[0] should be a whole number, not true",
+        ),
         ({"ops": [{"name": "f", "seconds": 1, "inputs": [], "outputs": [0], "x": 1}]}, 'has an unknown field "x"'),
         (
             {"ops": [{"name": "f", "seconds": 1, "inputs": [], "outputs": [0], "phase": "side"}]},
-            "\"phase\" must be 'forward' or 'loss' or 'backward', not \"side\"",
+            'phase should be one of "forward", "loss", "backward", not "side"',
         ),
-        ({"ops": [{"name": "f", "seconds": 1, "inputs": [], "outputs": [0], "once": 1}]}, "must be true or false"),
-        ({"values": [{"name": 1, "size_bytes": 1}]}, 'values[0] "name" must be text, not 1'),
-        ({"values": [{"name": "x", "size_bytes": 1.5}]}, "values[0] ('x') \"size_bytes\" must be a whole number"),
+        ({"ops": [{"name": "f", "seconds": 1, "inputs": [], "outputs": [0], "once": 1}]}, "should be true or false"),
+        ({"values": [{"name": 1, "size_bytes": 1}]}, "values[0].name should be text, not 1"),
+        ({"values": [{"name": "x", "size_bytes": 1.5}]}, 'values[0] ("x").size_bytes should be a whole number'),
         (
             {"ops": [{"name": "f", "seconds": 10**400, "inputs": [], "outputs": [0]}]},
-            '"seconds" must be a number below 1e308',
+            "seconds should be a finite number below 1e308",
         ),
-        ({"targets": [None]}, '"targets" must be a list of whole numbers, not [null]'),
-        ({"order": "f" * 99}, f'"order" must be a list of whole numbers, not "{"f" * 39}...'),
+        ({"targets": [None]}, "targets[0] should be a whole number, not null"),
+        ({"order": "f" * 99}, f'order should be a list, not "{"f" * 36}...'),
     ],
 )
 def test_wrong_entries_of_our_own_form_are_named(changes: dict[str, Any], words: str) -> None:
@@ -208,11 +211,11 @@ def test_wrong_entries_of_our_own_form_are_named(changes: dict[str, Any], words:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"nodes": 3}, '"nodes" must be a list, not 3'),
-        ({"nodes": [{"id": 10, "name": "a", "time": 1}]}, "nodes[0] ('a') has no \"memory\""),
+        ({"nodes": 3}, "nodes should be a list, not 3"),
+        ({"nodes": [{"id": 10, "name": "a", "time": 1}]}, 'nodes[0] ("a") has no "memory"'),
         ({"nodes": [BENCHMARK["nodes"][0]] * 2}, '2 entries of "nodes" have only 1 different ids'),
-        ({"edges": [[10]]}, '"edges" must be a list of pairs'),
-        ({"edges": [[10, "x"]]}, '"edges" must be a list of whole numbers'),
+        ({"edges": [[10]]}, "edges[0] should be a list of 2, not [10]"),
+        ({"edges": [[10, "x"]]}, 'edges[0] should be a whole number, not "x"'),
         ({"edges": [[10, 99]]}, '"edges" names node 99'),
         ({"outputs": [5]}, '"outputs" names node 5'),
         ({"order": [5]}, '"order" names node 5'),

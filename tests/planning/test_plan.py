@@ -101,7 +101,10 @@ def test_a_failed_save_leaves_the_old_file(plan: Plan, tmp_path: Path) -> None:
         ({"format": "other"}, "is not a plan"),
         ({"version": 2}, "version 2, this rematch reads version 1"),
         ({"schedule": "abc"}, "schedule should be a list"),
-        ({"graph_ops": None}, "graph_ops should be a value of type int"),
+        ({"timeline_bytes": [-1]}, "a number of bytes is negative or beyond"),
+        ({"timeline_bytes": [2**62]}, "a number of bytes is negative or beyond"),
+        ({"graph_ops": -1}, "a time or a count is negative"),
+        ({"graph_ops": None}, "plan.json: graph_ops should be a whole number, not null"),
     ],
 )
 def test_refuses_what_is_not_a_plan(plan: Plan, tmp_path: Path, change: dict[str, Any], said: str) -> None:
@@ -119,13 +122,13 @@ def test_refuses_a_plan_with_a_part_missing(plan: Plan, tmp_path: Path) -> None:
     data = json.loads(path.read_text())
     del data["figures"]["solver"]
     path.write_text(json.dumps(data))
-    with pytest.raises(FormatError, match=r"figures has no 'solver'"):
+    with pytest.raises(FormatError, match='figures has no "solver"'):
         Plan.load(path)
 
 
 def test_refuses_a_plan_without_the_figures_of_its_schedule(plan: Plan, tmp_path: Path) -> None:
     replace(plan, figures=replace(plan.figures, seconds=None)).save(tmp_path / "plan.json")
-    with pytest.raises(FormatError, match=r"plan.json.figures has no peak, seconds or computes"):
+    with pytest.raises(FormatError, match=r"plan.json: figures has no peak, seconds or computes"):
         Plan.load(tmp_path / "plan.json")
 
 
