@@ -12,6 +12,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 WARM := $(VENV)/warm
+ZOO := $(VENV)/zoo
 COMPILED := $(shell find rematch -name '*kernels.py')
 
 .DEFAULT_GOAL := help
@@ -59,6 +60,13 @@ bench:
 
 bench-%: setup
 	@$(BIN)/python benchmarks/$(subst -,_,$*).py $(ARGS)
+
+# The zoo trains models of libraries that nothing else needs.
+$(ZOO): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[zoo]'
+	@touch $@
+
+bench-zoo: $(ZOO)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -44,6 +44,8 @@ _FAMILIES = (
     odd_networks,
     odd_steps,
 )
-ENTRIES: dict[str, Entry] = {entry.name: entry for module in _FAMILIES for entry in module.family.entries}
+_LISTED = [entry for module in _FAMILIES for entry in module.family.entries]
+ENTRIES: dict[str, Entry] = {entry.name: entry for entry in _LISTED}
+assert len(ENTRIES) == len(_LISTED), "two families have a model of the same name"
 
 __all__ = ["ENTRIES", "Entry", "Example"]

@@ -78,6 +78,8 @@ class Family:
 
     def add(self, name: str, build: Callable[..., Example], *args: Any, needs: tuple[str, ...] = (), **kw: Any) -> None:
         """List `build(*args, **kw)` as the model `name`."""
+        if any(entry.name == name for entry in self.entries):
+            raise ValueError(f"{self.name} has two models {name!r}")
         self.entries.append(Entry(name, self.name, lambda: build(*args, **kw), (*self.needs, *needs)))
 
 
