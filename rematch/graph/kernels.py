@@ -87,6 +87,22 @@ def simulate_steps(
 
 
 @njit(cache=True)
+def sort_first(numbers, count):
+    """Sort the first `count` numbers in place, by Shell's method. numpy's sort takes seconds to compile."""
+    gap = count // 2
+    while gap > 0:
+        for start in range(gap, count):
+            moved = numbers[start]
+            place = start
+            while place >= gap and numbers[place - gap] > moved:
+                numbers[place] = numbers[place - gap]
+                place -= gap
+            numbers[place] = moved
+        gap = 1 if gap == 2 else gap * 5 // 11
+    return
+
+
+@njit(cache=True)
 def steps_with_frees(sequence, inputs_ptr, inputs, outputs_ptr, outputs, target, held, loss):
     """The sequence of operators with each value freed right after its last use before it is computed again.
 
@@ -116,9 +132,10 @@ def steps_with_frees(sequence, inputs_ptr, inputs, outputs_ptr, outputs, target,
                 needed[value] = True
         if filled + count + 1 > len(steps):
             grown = np.empty(2 * len(steps) + count, dtype=np.int32)
-            grown[:filled] = steps[:filled]
+            for i in range(filled):  # an assignment of slices takes seconds to compile
+                grown[i] = steps[i]
             steps = grown
-        dying[:count] = np.sort(dying[:count])
+        sort_first(dying, count)
         for i in range(count - 1, -1, -1):
             steps[filled] = ~dying[i]
             filled += 1

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -269,11 +270,12 @@ def _raise_cycle_or_bad_order(graph: Graph, early: Op, missing: int) -> None:
             f"the order runs {early.name!r} before {graph.ops[producer[missing]].name!r}, "
             f"which produces its input {graph.values[missing].name!r}"
         )
-    seen: list[int] = []
+    seen: dict[int, None] = {}  # in the order of the walk
     while stuck not in seen:  # walk back among stuck operators until one repeats: that is a cycle
-        seen.append(stuck)
+        seen[stuck] = None
         stuck = next(producer[v] for v in graph.ops[stuck].inputs if v in producer and waiting[producer[v]] > 0)
-    cycle = [graph.ops[index].name for index in reversed(seen[seen.index(stuck) :])]
+    walked = list(seen)
+    cycle = [graph.ops[index].name for index in reversed(walked[walked.index(stuck) :])]
     shown = " -> ".join(repr(name) for name in [*cycle[:6], *(["..."] if len(cycle) > 6 else []), cycle[0]])
     raise GraphError(f"the graph has a cycle: {shown}")
 
@@ -355,11 +357,13 @@ def _once_windows(graph: Graph, once: Bools, position: Ints) -> tuple[Ints, Ints
     until = np.full(len(graph.ops), len(sequence), dtype=np.int32)
     for index, op in enumerate(graph.ops):
         for value in op.inputs:
-            for rank in mutations.get(value, ()):
-                if position[sequence[rank]] < position[index]:
-                    first[index] = max(first[index], rank + 1)
-                else:
-                    until[index] = min(until[index], rank)
+            if value in mutations:
+                ranks = mutations[value]
+                before = bisect_left(ranks, position[index], key=lambda rank: position[sequence[rank]])
+                if before > 0:
+                    first[index] = max(first[index], ranks[before - 1] + 1)
+                if before < len(ranks):
+                    until[index] = min(until[index], ranks[before])
     for rank, index in enumerate(sequence):
         first[index] = until[index] = rank
     stage_of_rank = np.array([position[index] for index in sequence] + [len(graph.ops)], dtype=np.int32)

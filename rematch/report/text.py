@@ -63,7 +63,10 @@ def describe_graph(graph: Graph) -> str:
 
 def _width(graph: Graph) -> tuple[str, str]:
     """How far the graph is from a tree."""
-    width, heuristic = quick_width(graph)
+    found = quick_width(graph)
+    if found is None:
+        return "unknown", "the graph is too dense to look for a tree decomposition"
+    width, heuristic = found
     return f"{width:,}", f"at most: that of a tree decomposition by {heuristic}"
 
 

@@ -6,7 +6,8 @@ import pytest
 
 from rematch.graph import Graph, Op, Value
 from rematch.graph.generators import gpt
-from rematch.solvers.treewidth import elimination
+from rematch.report.text import describe_graph
+from rematch.solvers.treewidth import elimination, width
 from rematch.solvers.treewidth.width import quick_width
 
 
@@ -22,6 +23,13 @@ def test_small_graphs_take_min_fill() -> None:
 
 def test_a_dense_graph_never_counts_its_missing_ties(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(elimination, "_MinFill", None)  # raises if it is used
-    width, heuristic = quick_width(dense(400))
-    assert heuristic == "min-degree"
-    assert 200 < width < 400
+    found = quick_width(dense(400))
+    assert found is not None
+    assert found[1] == "min-degree"
+    assert 200 < found[0] < 400
+
+
+def test_a_graph_with_too_many_edges_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(width, "_MOST_READS", 10)
+    assert quick_width(dense(8)) is None
+    assert "the graph is too dense" in describe_graph(dense(8))
