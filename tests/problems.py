@@ -18,7 +18,8 @@ from tests.strategies import graphs, plain_graphs
 def mirror_graphs(draw: st.DrawFn, max_layers: int = 4) -> Graph:
     """Training steps: layers, a loss, and backwards of the layers in reverse that read what the layers made.
 
-    Now and then a layer has two outputs, a workspace, or runs once and changes a resident; values are held, or targets.
+    Now and then a layer has two outputs, a workspace, is random, or runs once and changes a resident; values are held,
+    or targets. One graph in three recomputes only after the loss.
     """
     layers = draw(st.integers(2, max_layers))
     values = [Value("weights", draw(st.integers(0, 2)), resident=True)]
@@ -30,7 +31,8 @@ def mirror_graphs(draw: st.DrawFn, max_layers: int = 4) -> Graph:
         workspace, once = draw(st.sampled_from((0, 0, 0, 0, 2))), draw(_seldom)
         changes = (0,) if once and draw(st.booleans()) else ()
         seconds = float(draw(st.integers(0, 5)))
-        ops.append(Op(name, seconds, tuple(sorted(reads)), tuple(made), workspace, phase, once, changes))
+        random = draw(_seldom)
+        ops.append(Op(name, seconds, tuple(sorted(reads)), tuple(made), workspace, phase, once, changes, random=random))
         return made
 
     made: list[list[int]] = []
@@ -49,6 +51,7 @@ def mirror_graphs(draw: st.DrawFn, max_layers: int = 4) -> Graph:
         values=tuple(values),
         targets=frozenset(value for value in [*gradients, *made[0]] if draw(_seldom)),
         held=frozenset(made[draw(st.integers(0, layers - 1))]) if draw(st.booleans()) else frozenset(),
+        recompute_after_loss=draw(st.sampled_from((False, False, True))),
     )
 
 

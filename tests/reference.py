@@ -79,6 +79,11 @@ def advance(graph: Graph, state: State, step: Compute | Free) -> tuple[State, in
             raise Broken("input not alive")
         if mutations(graph, value, state.run) != mutations(graph, value, before(graph, step.op)):
             raise Broken("input has other contents")
+    if step.op in state.run:
+        if graph.recompute_after_loss and loss_of(graph) not in state.run:
+            raise Broken("computed again before the loss")
+    elif any(keeps_order(graph, step.op) and keeps_order(graph, other) for other in before(graph, step.op) - state.run):
+        raise Broken("first run out of turn")
     if is_once(graph, step.op):
         expected = {other for other in before(graph, step.op) if is_once(graph, other)}
         if expected != {other for other in state.run if is_once(graph, other)}:
@@ -148,6 +153,11 @@ def loss_of(graph: Graph) -> int | None:
 
 def is_once(graph: Graph, op: int) -> bool:
     return graph.ops[op].once or graph.ops[op].phase is Phase.LOSS
+
+
+def keeps_order(graph: Graph, op: int) -> bool:
+    """Whether its first run keeps the default order among those of its kind."""
+    return graph.recompute_after_loss or is_once(graph, op) or graph.ops[op].random
 
 
 def before(graph: Graph, op: int) -> set[int]:

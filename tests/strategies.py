@@ -16,7 +16,8 @@ from rematch.graph import Graph, Op, Phase, Schedule, Value
 
 @st.composite
 def graphs(draw: st.DrawFn, max_ops: int = 7, max_bytes: int = 8) -> Graph:
-    """Graphs with all the model knows: several outputs or none, workspace, residents, mutations, loss, held, targets.
+    """Graphs with all the model knows: several outputs or none, workspace, residents, mutations, loss, held, targets,
+    random operators, and recomputation only after the loss.
 
     The default order is a random permutation of the operators' numbers.
     """
@@ -33,7 +34,8 @@ def graphs(draw: st.DrawFn, max_ops: int = 7, max_bytes: int = 8) -> Graph:
         once = draw(st.sampled_from((False, False, False, True)))
         mutates = draw(_some_of(range(residents))) if once else ()
         seconds, workspace = float(draw(st.integers(0, 5))), draw(st.sampled_from((0, 0, 1, 3)))
-        ops.append(Op(f"o{position}", seconds, inputs, tuple(made), workspace, _phase(position, loss), once, mutates))
+        random, phase = draw(st.sampled_from((False, False, False, True))), _phase(position, loss)
+        ops.append(Op(f"o{position}", seconds, inputs, tuple(made), workspace, phase, once, mutates, random=random))
         if loss is not None and position < loss:
             before_loss += made
     graph = Graph(
@@ -41,6 +43,7 @@ def graphs(draw: st.DrawFn, max_ops: int = 7, max_bytes: int = 8) -> Graph:
         values=tuple(values),
         targets=frozenset(draw(_some_of(range(len(values))))),
         held=frozenset(draw(_some_of([*range(residents), *before_loss]))) if loss is not None else frozenset(),
+        recompute_after_loss=loss is not None and draw(st.sampled_from((False, False, True))),
     )
     return renumbered(graph, draw(st.permutations(range(count))))
 
@@ -86,7 +89,8 @@ def sequences(draw: st.DrawFn, graph: Graph, max_extra: int = 8) -> list[int]:
     sequence: list[int] = []
     while len(done) < len(graph.ops) or extra > 0:
         fresh = [op for op in graph.order if op not in done and _may_start(graph, op, done)]
-        again = [op for op in done if _in_window(graph, op, done)] if extra > 0 else []
+        repeating = extra > 0 and (graph.loss in done or not graph.recompute_after_loss)
+        again = [op for op in done if _in_window(graph, op, done)] if repeating else []
         if not fresh and not again:
             break
         op = draw(st.sampled_from(fresh + again))
@@ -101,10 +105,10 @@ def sequences(draw: st.DrawFn, graph: Graph, max_extra: int = 8) -> list[int]:
 @st.composite
 def staged_sequences(draw: st.DrawFn, graph: Graph) -> list[int]:
     """As `sequences`, in Checkmate's form: first computations and, before each, recomputations in default order."""
-    last_stage = graph.arrays.last_stage
+    first_stage, last_stage = graph.arrays.first_stage, graph.arrays.last_stage
     sequence: list[int] = []
     for stage in range(len(graph.ops) + 1):
-        may_run_again = [op for op in graph.order[:stage] if last_stage[op] >= stage]
+        may_run_again = [op for op in graph.order[:stage] if first_stage[op] <= stage <= last_stage[op]]
         chosen = set(draw(_some_of(may_run_again)))
         sequence += [op for op in may_run_again if op in chosen]
         sequence += graph.order[stage : stage + 1]
@@ -157,7 +161,10 @@ def _may_start(graph: Graph, op: int, done: list[int]) -> bool:
         graph.arrays.once_until[other] == closing and other not in done for other in graph.order if other != op
     )
     held_made = all(value in made or graph.values[value].resident for value in graph.held)
-    return ready and not shut_out and _in_window(graph, op, done) and (op != graph.loss or held_made)
+    in_turn = graph.arrays.turn[op] < 0 or all(
+        other in done for other in graph.order if 0 <= graph.arrays.turn[other] < graph.arrays.turn[op]
+    )
+    return ready and in_turn and not shut_out and _in_window(graph, op, done) and (op != graph.loss or held_made)
 
 
 def _in_window(graph: Graph, op: int, done: list[int]) -> bool:

@@ -3,7 +3,8 @@
 `load_graph("gpt.json").graph`
 
 Our own form is `{"format": "rematch-graph", "version": 1, "name", "values": [...], "ops": [...], "targets", "held",
-"order"}`; its rows have the fields of `Value` and `Op`, those at their default left out. The benchmark form is
+"order"}`, with `"recompute_after_loss": true` where that restricts schedules; its rows have the fields of `Value` and
+`Op`, those at their default left out. The benchmark form is
 `{"nodes": [{"id", "name", "time", "memory", "backward", "workspace"}], "edges": [[source, sink]], "order", "outputs",
 "time_unit"}` with one value per node, named as the node. What a file leaves open, and how it was taken, is told
 in `Loaded.notes`.
@@ -89,6 +90,7 @@ def graph_to_data(graph: Graph) -> dict[str, Any]:
         held=tuple(sorted(held)),
         order=order,
         name=graph.name,
+        recompute_after_loss=graph.recompute_after_loss,
     )
     return {"format": FORMAT, "version": VERSION, **to_json(file, defaults=False)}
 
@@ -104,7 +106,8 @@ def graph_from_data(data: Mapping[str, Any]) -> Graph:
         raise FormatError(f"its version is {show_json(version)}; this rematch reads version {VERSION}{advice}")
     rest = {key: entry for key, entry in data.items() if key not in ("format", "version")}
     file = from_json(_GraphFile, rest, strict=True)
-    return Graph(file.ops, file.values, frozenset(file.targets), frozenset(file.held), file.order, file.name)
+    targets, held = frozenset(file.targets), frozenset(file.held)
+    return Graph(file.ops, file.values, targets, held, file.order, file.name, file.recompute_after_loss)
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,7 @@ class _GraphFile:
     targets: tuple[int, ...]
     held: tuple[int, ...]
     order: tuple[int, ...]
+    recompute_after_loss: bool = False
 
 
 @dataclass(frozen=True)

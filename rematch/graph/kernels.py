@@ -18,12 +18,14 @@ HELD_MISSING_AT_LOSS = 5
 OUT_OF_WINDOW = 6
 NEVER_RUN = 7
 TARGET_MISSING = 8
+OUT_OF_TURN = 9
+REPEATED_BEFORE_LOSS = 10
 
 
 @njit(cache=True)
 def simulate_steps(
     steps, inputs_ptr, inputs, outputs_ptr, outputs, size, workspace,
-    once, once_from, once_until, target, held, loss, resident_bytes,
+    once, once_from, once_until, turn, after_loss_only, target, held, loss, resident_bytes,
     timeline, counts, alive,
 ):  # fmt: skip
     """Run the steps; fill `timeline` (bytes during each step), `counts` and `alive`.
@@ -34,6 +36,7 @@ def simulate_steps(
     peak = memory
     peak_step = -1
     once_count = 0
+    turn_count = 0
     loss_done = False
     for index in range(len(steps)):
         step = steps[index]
@@ -56,6 +59,13 @@ def simulate_steps(
                 return INPUT_NOT_ALIVE, index, inputs[i], peak, peak_step
         if once_count < once_from[step] or once_count > once_until[step]:
             return OUT_OF_WINDOW, index, once_count, peak, peak_step
+        if counts[step] > 0:
+            if after_loss_only and not loss_done:
+                return REPEATED_BEFORE_LOSS, index, step, peak, peak_step
+        elif turn[step] >= 0:
+            if turn[step] != turn_count:
+                return OUT_OF_TURN, index, turn_count, peak, peak_step
+            turn_count += 1
         if step == loss:
             for value in range(len(held)):
                 if held[value] and not alive[value]:

@@ -13,6 +13,13 @@ A mutation changes a resident value in place. An operator reads the contents the
 only while exactly that many mutations of its inputs have run. Because operators marked `once` run in default order,
 how many of them have run so far (the *once count*) tells which mutations have happened, and each operator is allowed in
 one window `[once_from, once_until]` of that count. `GraphArrays` holds these windows beside the rest.
+
+A *random* operator draws random numbers. It may run again, because whoever runs it restores the state it drew from,
+but its first run takes its turn: first runs of operators that are random or marked once keep the default order among
+each other.
+
+`recompute_after_loss` restricts schedules to what an engine can run that leaves the forward pass to the user's own
+code: first computations of all operators follow the default order, and no operator runs again before the loss has run.
 """
 
 from __future__ import annotations
@@ -79,6 +86,7 @@ class Op:
     module_path: str = ""
     class_key: str = ""
     flops: float | None = None
+    random: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,10 +111,13 @@ class GraphArrays:
     once: Bools  # per operator
     once_from: Ints  # per operator, the window of the once count in which it may run
     once_until: Ints
-    last_stage: Ints  # per operator, the last position in the default order just before which it may run again
+    turn: Ints  # per operator, its rank among those whose first runs keep the default order, -1 if its own need not
+    first_stage: Ints  # per operator, the first position in the default order just before which it may run again
+    last_stage: Ints  # and the last one; smaller than the first if it may not
     target: Bools  # per value
     held: Bools  # per value
     loss: int  # operator, -1 without
+    recompute_after_loss: bool
     resident_bytes: int
 
 
@@ -114,7 +125,8 @@ class GraphArrays:
 class Graph:
     """A computation with its default order, checked when made; the module's docstring defines the words.
 
-    Without `order`, the default order is that of `ops`.
+    Without `order`, the default order is that of `ops`. With `recompute_after_loss`, schedules are only valid if their
+    first computations follow the default order and nothing is computed again before the loss has run.
     """
 
     ops: tuple[Op, ...]
@@ -123,6 +135,7 @@ class Graph:
     held: frozenset[int] = frozenset()
     order: tuple[int, ...] = ()
     name: str = ""
+    recompute_after_loss: bool = False
     arrays: GraphArrays = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -178,6 +191,10 @@ class Graph:
             digest.update(part.tobytes())
         digest.update("\0".join(op.name for op in self.ops).encode("utf-8", "surrogatepass"))
         digest.update(str(a.loss).encode())
+        if any(op.random for op in self.ops):  # graphs without keep the fingerprint they had before there were any
+            digest.update(b"random" + bytes(op.random for op in self.ops))
+        if self.recompute_after_loss:
+            digest.update(b"recompute after loss")
         return digest.hexdigest()
 
 
@@ -287,6 +304,8 @@ def _check_phases(graph: Graph) -> None:
         raise GraphError(f"operators {losses[0]!r} and {losses[1]!r} are both the loss; a graph has at most one")
     if graph.held and a.loss < 0:
         raise GraphError("held values need a loss operator, from which on they are held; without one make them targets")
+    if graph.recompute_after_loss and a.loss < 0:
+        raise GraphError("recompute_after_loss needs a loss operator, and this graph has none")
     if a.loss < 0:
         return
     loss_position = a.position[a.loss]
@@ -317,6 +336,8 @@ def _arrays(graph: Graph) -> GraphArrays:
     by_value_then_position = np.lexsort((position[readers], inputs))
     once = np.array([op.once or op.phase is Phase.LOSS for op in graph.ops], dtype=np.bool_)
     once_from, once_until, last_stage = _once_windows(graph, once, position)
+    loss = next((index for index, op in enumerate(graph.ops) if op.phase is Phase.LOSS), -1)
+    earliest = position[loss] if graph.recompute_after_loss and loss >= 0 else 0
     arrays = GraphArrays(
         seconds=np.array([op.seconds for op in graph.ops], dtype=np.float64),
         workspace=np.array([op.workspace_bytes for op in graph.ops], dtype=np.int64),
@@ -333,10 +354,13 @@ def _arrays(graph: Graph) -> GraphArrays:
         once=once,
         once_from=once_from,
         once_until=once_until,
+        turn=_turns(graph, once),
+        first_stage=np.maximum(position, earliest).astype(np.int32) + np.int32(1),
         last_stage=last_stage,
         target=_flags(graph.targets, len(graph.values)) & ~resident,
         held=_flags(graph.held, len(graph.values)) & ~resident,
-        loss=next((index for index, op in enumerate(graph.ops) if op.phase is Phase.LOSS), -1),
+        loss=loss,
+        recompute_after_loss=graph.recompute_after_loss,
         resident_bytes=int(size[resident].sum()),
     )
     for name in arrays.__slots__:
@@ -368,6 +392,14 @@ def _once_windows(graph: Graph, once: Bools, position: Ints) -> tuple[Ints, Ints
         first[index] = until[index] = rank
     stage_of_rank = np.array([position[index] for index in sequence] + [len(graph.ops)], dtype=np.int32)
     return first, until, stage_of_rank[until]
+
+
+def _turns(graph: Graph, once: Bools) -> Ints:
+    """Per operator its rank among those whose first runs keep the default order, or -1."""
+    turn = np.full(len(graph.ops), -1, dtype=np.int32)
+    keeping = [op for op in graph.order if graph.recompute_after_loss or once[op] or graph.ops[op].random]
+    turn[keeping] = np.arange(len(keeping), dtype=np.int32)
+    return turn
 
 
 def compressed_rows(rows: Sequence[Collection[int]]) -> tuple[Ints, Ints]:

@@ -50,7 +50,8 @@ def simulate(graph: Graph, schedule: Schedule) -> Simulation:
     alive = np.zeros(len(graph.values), dtype=np.bool_)
     code, step, culprit, peak, peak_step = kernels.simulate_steps(
         schedule.steps, a.inputs_ptr, a.inputs, a.outputs_ptr, a.outputs, a.size, a.workspace,
-        a.once, a.once_from, a.once_until, a.target, a.held, a.loss, a.resident_bytes,
+        a.once, a.once_from, a.once_until, a.turn, a.recompute_after_loss, a.target, a.held, a.loss,
+        a.resident_bytes,
         timeline, counts, alive,
     )  # fmt: skip
     broken = code != kernels.OK
@@ -86,11 +87,23 @@ def _in_words(graph: Graph, schedule: Schedule, code: int, step: int, culprit: i
         return f"{running} reads {graph.values[culprit].name!r}, which is not alive"
     if code == kernels.HELD_MISSING_AT_LOSS:
         return f"{running} is the loss, but held value {graph.values[culprit].name!r} is not alive"
+    if code == kernels.REPEATED_BEFORE_LOSS:
+        return f"{running} is computed again before the loss, and this graph's engine can recompute only after it"
+    if code == kernels.OUT_OF_TURN:
+        return f"{running} {_out_of_turn(graph, culprit)}"
     return f"{running} {_out_of_window(graph, int(schedule.steps[step]), culprit, counts)}"
 
 
 def _why_dead(graph: Graph, value: int) -> str:
     return "resident" if graph.values[value].resident else "not alive (freed twice, or never computed)"
+
+
+def _out_of_turn(graph: Graph, turn_count: int) -> str:
+    """Why an operator may not run for the first time after `turn_count` of those that keep the default order have."""
+    due = graph.ops[int(np.flatnonzero(graph.arrays.turn == turn_count)[0])].name
+    if graph.recompute_after_loss:
+        return f"first runs before {due!r}; this graph's engine runs all operators first in default order"
+    return f"first runs before {due!r}; operators that are random or run once keep the default order"
 
 
 def _out_of_window(graph: Graph, op: int, once_count: int, counts: Longs) -> str:

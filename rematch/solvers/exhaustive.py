@@ -22,15 +22,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Any, Literal
+from typing import Any
 
 from rematch.errors import ScheduleError, SolverError
 from rematch.graph import Graph, Schedule, baseline, simulate
 from rematch.solvers.base import BoundScope, Deadline, OnProgress, Problem, Solution, Solver, Status
+from rematch.solvers.common.order import Order
 
 MOST_OPERATORS = 14
 
-Order = Literal["any", "default"]
 _SCOPES = {"any": BoundScope.ANY_ORDER, "default": BoundScope.DEFAULT_ORDER}
 
 
@@ -97,6 +97,9 @@ class _Search:
         self.held = _bits(graph.held - resident)
         self.wanted = self.held | _bits(graph.targets - resident)
         self.once = _bits(i for i in range(len(graph.ops)) if graph.arrays.once[i])
+        keeping = [i for i in graph.order if order == "default" or graph.arrays.turn[i] >= 0]
+        self.first_before = {op: _bits(keeping[:rank]) for rank, op in enumerate(keeping)}
+        self.needed_to_repeat = _bits([graph.arrays.loss]) if graph.recompute_after_loss else 0
         self.all_run = (1 << len(graph.ops)) - 1
         self.seconds = [op.seconds if timed else 0.0 for op in graph.ops]
 
@@ -129,10 +132,9 @@ class _Search:
         """Operators that may run now, were there memory enough."""
         arrays = self.graph.arrays
         once_count = (run & self.once).bit_count()
-        position = run.bit_count()  # in default order, the operators run so far are the first ones
         for op in range(len(self.graph.ops)):
             again = run >> op & 1
-            in_turn = again or self.order == "any" or op == self.graph.order[position]
+            in_turn = not (self.needed_to_repeat if again else self.first_before.get(op, 0)) & ~run
             in_window = arrays.once_from[op] <= once_count <= arrays.once_until[op]
             needed = self.inputs[op] | (self.held if op == arrays.loss else 0)
             if in_turn and in_window and not needed & ~alive:

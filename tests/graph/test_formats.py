@@ -47,6 +47,7 @@ def test_defaults_are_left_out() -> None:
     data = graph_to_data(Graph((Op("f", 1.0, (), (0,)),), (Value("x", 1),)))
     assert data["ops"] == [{"name": "f", "seconds": 1.0, "inputs": [], "outputs": [0]}]
     assert data["values"] == [{"name": "x", "size_bytes": 1}]
+    assert "recompute_after_loss" not in data
 
 
 def test_loading_leaves_the_garbage_collector_as_it_was(tmp_path: Path) -> None:

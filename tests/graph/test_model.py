@@ -13,6 +13,7 @@ from hypothesis import given
 
 from rematch.errors import GraphError
 from rematch.graph import Graph, Op, Phase, Value
+from rematch.graph.generators import chain
 from rematch.graph.model import compressed_rows
 from tests.reference import before, is_once, mutations, resident_bytes
 from tests.strategies import graphs, renumbered
@@ -145,6 +146,26 @@ def test_fingerprint_ignores_what_differs_between_machines_and_nothing_else(grap
         renumbered(graph, [*range(1, len(graph.ops)), 0]) if len(graph.ops) > 1 else None,
     ):
         assert changed is None or changed.fingerprint != graph.fingerprint
+
+
+def test_fingerprint_tells_apart_rules_that_schedules_keep_and_is_what_it_was_without_them() -> None:
+    plain = chain(2)
+    assert plain.fingerprint == "3367b85afb8d4b1027a7e56e017dd4aff9a2ac9e5ebf22001ede7c82c2d046de"
+    first = replace(plain.ops[0], random=True)
+    others = (replace(plain, recompute_after_loss=True), replace(plain, ops=(first, *plain.ops[1:])))
+    assert len({graph.fingerprint for graph in (plain, *others)}) == 3
+
+
+def test_recompute_after_loss_needs_a_loss() -> None:
+    with pytest.raises(GraphError, match="needs a loss operator"):
+        Graph((Op("f", 1.0, (), (0,)),), (A,), recompute_after_loss=True)
+
+
+@given(graphs())
+def test_first_stage_is_behind_the_first_computation_and_the_loss_where_that_is_asked_for(graph: Graph) -> None:
+    for position, op in enumerate(graph.order):
+        after_loss = graph.order.index(graph.loss) if graph.recompute_after_loss and graph.loss is not None else -1
+        assert graph.arrays.first_stage[op] == max(position, after_loss) + 1
 
 
 def test_figures() -> None:

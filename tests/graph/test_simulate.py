@@ -106,6 +106,58 @@ def test_says_when_new_contents_are_read_too_early() -> None:
     assert "'read' reads what 'update' is to change, which has not run yet" in str(seen.error)
 
 
+@pytest.mark.parametrize(
+    ("ops", "words"),
+    [
+        ((0, 0), "step 1 of 2: 'f' is computed again before the loss"),
+        ((1,), "step 0 of 1: 'g' first runs before 'f'; this graph's engine runs all operators first in default order"),
+        ((0, 1, 2, 4), "step 3 of 4: 'back g' first runs before 'back f'"),
+        ((0, 1, 2, 0, 3, 0, 4), None),
+    ],
+)
+def test_recompute_after_loss_keeps_the_default_order_and_repeats_nothing_before(
+    ops: tuple[int, ...], words: str | None
+) -> None:
+    """f and g, independent of each other; the loss; their backwards."""
+    values = tuple(Value(f"v{index}", 1) for index in range(5))
+    graph = Graph(
+        (
+            Op("f", 1.0, (), (0,)),
+            Op("g", 1.0, (), (1,)),
+            Op("loss", 1.0, (), (2,), phase=Phase.LOSS),
+            Op("back f", 1.0, (0, 2), (3,), phase=Phase.BACKWARD),
+            Op("back g", 1.0, (1, 2), (4,), phase=Phase.BACKWARD),
+        ),
+        values,
+        recompute_after_loss=True,
+    )
+    seen = simulate(graph, Schedule.of([Compute(op) for op in ops]))
+    assert (seen.error is None) if words is None else words in str(seen.error)
+
+
+@pytest.mark.parametrize(
+    ("ops", "words"),
+    [
+        ((1, 0, 2, 3), "'draw more' first runs before 'draw'; operators that are random or run once keep"),
+        ((0, 2, 1, 3), "'loss' first runs before 'draw more'"),
+        ((0, 0, 1, 0, 2, 0, 3), None),
+    ],
+)
+def test_random_operators_first_run_in_default_order_and_again_at_will(ops: tuple[int, ...], words: str | None) -> None:
+    values = tuple(Value(f"v{index}", 1) for index in range(4))
+    graph = Graph(
+        (
+            Op("draw", 1.0, (), (0,), random=True),
+            Op("draw more", 1.0, (), (1,), random=True),
+            Op("loss", 1.0, (), (2,), phase=Phase.LOSS),
+            Op("back", 1.0, (0, 1, 2), (3,), phase=Phase.BACKWARD),
+        ),
+        values,
+    )
+    seen = simulate(graph, Schedule.of([Compute(op) for op in ops]))
+    assert (seen.error is None) if words is None else words in str(seen.error)
+
+
 def test_empty_graph_and_schedule() -> None:
     seen = simulate(Graph((), (Value("x", 5, resident=True),)), Schedule(np.array([], dtype=np.int32))).checked()
     assert (seen.peak_bytes, seen.peak_step, seen.seconds) == (5, None, 0.0)

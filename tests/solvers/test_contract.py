@@ -6,6 +6,7 @@ import os
 import pickle
 import signal
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -83,6 +84,21 @@ def check_claims(problem: Problem, solution: Solution) -> None:
     close = 1e-7 * problem.graph.baseline_seconds
     assert problem.graph.baseline_seconds - close <= solution.lower_bound_seconds <= seen.seconds + close
     assert solution.status is Status.FEASIBLE or solution.lower_bound_seconds >= seen.seconds - close
+
+
+@pytest.mark.parametrize("percent", [90, 70])
+@pytest.mark.parametrize("name", solver_names())
+def test_a_result_recomputes_after_the_loss_only_and_keeps_the_order_of_random_operators(
+    name: str, percent: int
+) -> None:
+    """`solve` puts the schedule before the oracle, which knows both rules."""
+    for family in ("gpt", "unet", "chain"):
+        graph = GRAPHS[family]
+        graph = replace(graph, ops=tuple(replace(op, random=index % 3 == 0) for index, op in enumerate(graph.ops)))
+        for restricted in (graph, replace(graph, recompute_after_loss=True)):
+            problem, solver = Problem(restricted, peak_bytes(graph) * percent // 100), solver_of(name)
+            if solver.applicable(problem):
+                check_claims(problem, solve(problem, solver, time_limit=0.3))
 
 
 @pytest.mark.parametrize("name", solver_names())

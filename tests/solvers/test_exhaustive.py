@@ -9,7 +9,8 @@ from rematch.errors import SolverError
 from rematch.graph import Graph, Op, Phase, Value, baseline, simulate
 from rematch.graph.generators import chain, random_layered
 from rematch.solvers import BoundScope, Problem, Status, solve
-from rematch.solvers.exhaustive import MOST_OPERATORS, Exhaustive, Order, min_budget
+from rematch.solvers.common.order import Order
+from rematch.solvers.exhaustive import MOST_OPERATORS, Exhaustive, min_budget
 from tests.reference import least_budget, least_seconds
 from tests.strategies import graphs, plain_graphs
 

@@ -40,6 +40,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -48,7 +49,7 @@ from rematch.graph import Graph, Schedule
 from rematch.graph.matrices import stage_of_each_compute
 from rematch.graph.model import Bools, Floats, Ints, Longs
 from rematch.solvers.common.highs import ABSENT, LinearModel
-from rematch.solvers.default.epoch_model import Precedence
+from rematch.solvers.common.precedence import Precedence
 
 MOST_OPERATORS = 1500  # columns and rows grow with the square: a million and three for a thousand operators
 
@@ -122,6 +123,7 @@ class CheckmateModel:
         if not self.partitioned:
             self._compute_everything()
             self._keep_windows()
+            self._keep_turns()
             self._hold_after_the_loss()
 
     @cached_property
@@ -146,10 +148,10 @@ class CheckmateModel:
             self.S[stage, values] = self.program.columns(np.zeros(len(values)), lower=surely[values])
 
     def _may_run(self, stage: int) -> Bools:
-        position = self.graph.arrays.position
+        position, first_stage = self.graph.arrays.position, self.graph.arrays.first_stage
         if not self.partitioned:
             return np.ones(len(position), dtype=np.bool_)
-        again = (position < stage) & (stage <= self.precedence.useful_op_until)
+        again = (first_stage <= stage) & (stage <= self.precedence.useful_op_until)
         return np.asarray(again | (position == stage))
 
     def _must_run(self, stage: int) -> Bools:
@@ -357,6 +359,21 @@ class CheckmateModel:
                 if a.once_until[op] < len(sequence) and not a.once[op]:
                     after = self.R[:stage, sequence[a.once_until[op]]]
                     self._order_rows(self.R[stage, op], after, sign=1.0, upper=1.0)
+
+    def _keep_turns(self) -> None:
+        """First runs that keep the default order do so; nothing runs twice up to the loss where that is not allowed."""
+        a = self.graph.arrays
+        sequence = a.order[a.turn[a.order] >= 0]
+        for earlier, op in pairwise(sequence.tolist()):
+            for stage in range(self.stage_count):
+                self._order_rows(self.R[stage, op], self.R[: stage + 1, earlier], sign=-1.0, upper=0.0)
+        if not self.graph.recompute_after_loss:
+            return
+        for op in np.flatnonzero(~a.once).tolist():
+            for stage in range(1, self.stage_count):
+                runs, lost = self.R[: stage + 1, op], self.R[:stage, a.loss]
+                row = np.concatenate((runs, lost))[None, :]
+                self.program.rows(row, [1.0] * len(runs) + [-float(stage)] * len(lost), upper=1.0)
 
     def _order_rows(self, column: int, others: Ints, *, sign: float, upper: float) -> None:
         """column + sign x (sum of others) <= upper"""

@@ -25,7 +25,7 @@ from rematch.graph.model import Bools, Ints, Longs
 from rematch.solvers.base import Deadline, OnProgress, Problem, Solution, Solver
 from rematch.solvers.common.forward_pass import forward_ops
 from rematch.solvers.common.policy import fastest_policy
-from rematch.solvers.default.epoch_model import Precedence
+from rematch.solvers.common.precedence import Precedence
 
 _SEGMENT_SIZES = 100  # that the search over b tries
 

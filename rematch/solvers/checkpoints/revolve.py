@@ -26,7 +26,7 @@ from rematch.solvers.base import Deadline, OnProgress, Problem, Solution, Solver
 from rematch.solvers.checkpoints.checkpointing import last_use_in_forward
 from rematch.solvers.common.forward_pass import forward_ops, is_linear
 from rematch.solvers.common.policy import fastest_policy
-from rematch.solvers.default.epoch_model import Precedence
+from rematch.solvers.common.precedence import Precedence
 
 
 @dataclass(frozen=True)

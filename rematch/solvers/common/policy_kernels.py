@@ -12,6 +12,7 @@ class Reads(NamedTuple):
     """The arrays of a graph that say who reads what; `GraphArrays` explains each."""
 
     order: np.ndarray
+    first_stage: np.ndarray
     last_stage: np.ndarray
     inputs_ptr: np.ndarray
     inputs: np.ndarray
@@ -26,18 +27,18 @@ def fill_recomputations(kept, graph):
     """R[stage, operator]: the fewest computations with which each stage finds what it reads and leaves what is kept.
 
     Walks backwards over stages, and in each over operators, so that whatever asks for a value comes before it. Where
-    the producer may not run any more, the value is kept instead: `kept` is completed in place.
+    the producer may not run, the value is kept instead: `kept` is completed in place.
     """
     order, producer, held, target = graph.order, graph.producer, graph.held, graph.target
     stage_count, op_count = len(kept), len(order)
     runs = np.zeros((stage_count, op_count), dtype=np.bool_)
     for stage in range(stage_count - 1, -1, -1):
+        if stage < op_count:
+            runs[stage, order[stage]] = True
         for value in range(len(producer)):
             last = stage + 1 == stage_count
             if (last and (target[value] or held[value])) or (not last and kept[stage + 1, value]):
                 _provide(stage, value, runs, kept, graph)
-        if stage < op_count:
-            runs[stage, order[stage]] = True
         for index in range(min(stage, op_count - 1), -1, -1):
             op = order[index]
             if not runs[stage, op]:
@@ -54,9 +55,9 @@ def fill_recomputations(kept, graph):
 @njit(cache=True)
 def _provide(stage, value, runs, kept, graph):
     op = graph.producer[value]
-    if op < 0 or kept[stage, value]:
+    if op < 0 or kept[stage, value] or runs[stage, op]:
         return
-    if stage <= graph.last_stage[op]:
+    if graph.first_stage[op] <= stage <= graph.last_stage[op]:
         runs[stage, op] = True
     else:
         kept[stage, value] = True

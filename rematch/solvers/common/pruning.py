@@ -28,9 +28,10 @@ _Arrays = TypeVar("_Arrays", "Rules", "Costs")
 def in_turn(graph: Graph, sequence: Ints) -> Ints:
     """The sequence as far as the rules of `graph` let it run, valid if each operator ran after those it reads.
 
-    An operator that may not run again, because it is marked once or reads what has been changed since, is left out: its
-    values stay in memory from when it ran. Operators marked once take their turns in default order; what has not run
-    when its last chance comes, or when one of these needs it, runs then.
+    An operator that may not run again, because it is marked once, reads what has been changed since or comes before the
+    loss where the graph recomputes only after it, is left out: its values stay in memory from when it ran. Operators
+    whose first runs keep the default order take their turns; what has not run when its last chance comes, or when one
+    of these needs it, runs then.
     """
     from rematch.solvers.common import pruning_kernels
 
@@ -61,7 +62,8 @@ def pruned(graph: Graph, sequence: Ints, limit_bytes: int, *, keep_first: bool =
     A recomputation goes if its values can stay in memory from the run before without a peak above `limit_bytes`, or
     above the peak that `sequence` has already; with it goes what was recomputed for it alone. So the result is never
     slower than the sequence, and of a larger peak only within the limit. With `keep_first` the first run of each
-    operator stays, and with it their order, even where nothing reads it before the next.
+    operator stays, and with it their order, even where nothing reads it before the next; without, the first runs of
+    those that keep the default order do.
     """
     from rematch.solvers.common import pruning_kernels
 

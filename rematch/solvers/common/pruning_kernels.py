@@ -23,6 +23,8 @@ class Rules(NamedTuple):
     once: np.ndarray
     once_from: np.ndarray
     once_until: np.ndarray
+    turn: np.ndarray
+    recompute_after_loss: bool
     held: np.ndarray
     loss: int
 
@@ -38,6 +40,7 @@ class Costs(NamedTuple):
     workspace: np.ndarray
     seconds: np.ndarray
     once: np.ndarray
+    turn: np.ndarray
     target: np.ndarray
     held: np.ndarray
     loss: int
@@ -64,16 +67,20 @@ def in_turn(sequence, graph):
         np.zeros(count, dtype=np.bool_),
         np.empty(len(sequence) + count, dtype=np.int32),
     )
-    once_ops = graph.order[graph.once[graph.order]]
-    once_count = 0
-    filled = 0
+    turns = graph.order[graph.turn[graph.order] >= 0]
+    once_count = turn_count = all_done_until = filled = 0
     for index in range(len(sequence)):
         op = sequence[index]
-        if result.done[op] and (graph.once[op] or once_count > graph.once_until[op]):
+        repeated, too_early = result.done[op], graph.recompute_after_loss and not result.done[graph.loss]
+        if repeated and (graph.once[op] or once_count > graph.once_until[op] or too_early):
             continue
-        while once_count < graph.once_from[op] + graph.once[op]:
-            filled, once_count = _run_next_once(once_ops[once_count], once_count, graph, result, filled)
-        if not graph.once[op]:
+        taking_turn = not repeated and graph.turn[op] >= 0
+        while once_count < graph.once_from[op] or (taking_turn and turn_count <= graph.turn[op]):
+            while result.done[graph.order[all_done_until]]:
+                all_done_until += 1
+            filled, once_count = _run_next_in_turn(turns[turn_count], once_count, all_done_until, graph, result, filled)
+            turn_count += 1
+        if not taking_turn:
             result.ops[filled] = op
             filled += 1
             result.done[op] = True
@@ -81,23 +88,26 @@ def in_turn(sequence, graph):
 
 
 @njit(cache=True)
-def _run_next_once(op, once_count, graph, result, filled):
-    """Run an operator marked once, and before it whatever has not run yet and could not run, or be read, without."""
+def _run_next_in_turn(op, once_count, all_done_until, graph, result, filled):
+    """Run the operator whose turn it is, and before it whatever has not run yet and could not run, or be read, without.
+
+    All operators at positions before `all_done_until` have run.
+    """
     done, required = result.done, result.required
     required[op] = True
     if op == graph.loss:
         for value in range(len(graph.held)):
             if graph.held[value]:
                 required[graph.producer[value]] = True
-    for at in range(graph.position[op], -1, -1):
+    for at in range(graph.position[op], all_done_until - 1, -1):
         other = graph.order[at]
         if done[other]:
             continue
-        required[other] |= graph.once_until[other] <= once_count
+        required[other] |= graph.once[op] and graph.once_until[other] <= once_count
         if required[other]:
             for i in range(graph.inputs_ptr[other], graph.inputs_ptr[other + 1]):
                 required[graph.producer[graph.inputs[i]]] = True
-    for at in range(graph.position[op] + 1):
+    for at in range(all_done_until, graph.position[op] + 1):
         other = graph.order[at]
         if required[other] and not done[other]:
             result.ops[filled] = other
@@ -146,7 +156,7 @@ def pruned(sequence, limit_bytes, keep_first, passes, graph):
     staying = np.zeros(len(sequence), dtype=np.bool_)
     seen = np.zeros(len(graph.workspace), dtype=np.bool_)
     for run in range(len(sequence)):
-        staying[run] = keep_first and not seen[sequence[run]]
+        staying[run] = (keep_first or graph.turn[sequence[run]] >= 0) and not seen[sequence[run]]
         seen[sequence[run]] = True
     gone = staying.copy()  # what is to stay counts as settled, like what is gone
     for run in range(len(sequence) - 1, -1, -1):

@@ -116,7 +116,7 @@ class LocalSearch:
         self._heat = _HOT
         self._weight = _FIRST_WEIGHT * _COST_UNITS / max(1, int(self._state.counters[anneal_kernels.EXCESS]))
         has_outputs = np.diff(self._model.outputs_ptr) > 0
-        movable = has_outputs & (self._model.last_stage > np.arange(len(has_outputs)))
+        movable = has_outputs & (self._model.last_stage >= self._model.first_stage)
         self._mean_cost = max(1.0, float(self._model.cost[movable].mean())) if movable.any() else 0.0
         self._best_cost = int(anneal_kernels.NO_BEST)
         self._best_rows: Ints = np.zeros((0, 2), dtype=np.int32)
@@ -275,6 +275,7 @@ def make_model(problem: Problem) -> Model:
         held_from=np.where(a.held, loss_stage, count).astype(np.int32),
         workspace=np.append(a.workspace[a.order], 0),
         cost=np.append(np.rint(share * _COST_UNITS), 0).astype(np.int64),
+        first_stage=np.append(a.first_stage[a.order], count + 1).astype(np.int32),
         last_stage=np.append(a.last_stage[a.order], count).astype(np.int32),
         budget=np.array([problem.budget_bytes - a.resident_bytes], dtype=np.int64),
     )

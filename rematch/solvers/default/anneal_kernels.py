@@ -55,7 +55,8 @@ class Model(NamedTuple):
     held_from: np.ndarray  # per value, the last stage whose copy can be replaced: the loss for held values, else n
     workspace: np.ndarray  # per operator, bytes
     cost: np.ndarray  # per operator, integer units of time, so that undoing is exact
-    last_stage: np.ndarray  # per operator
+    first_stage: np.ndarray  # per operator, the first stage in which it may run again
+    last_stage: np.ndarray  # and the last
     budget: np.ndarray  # one entry, bytes beside what is resident
 
 
@@ -93,6 +94,11 @@ def draw(random, bound):
 def chance(random):
     """A number from 0 up to 1."""
     return draw(random, 1 << 30) / (1 << 30)
+
+
+@inner
+def may_run_again(m, op, stage):
+    return m.first_stage[op] <= stage <= m.last_stage[op]
 
 
 @inner
@@ -406,7 +412,7 @@ def recompute(m, s, stage, op, around, deep, shallow, most):
             source = copy_at(m, s, value, stage)
             end = max(s.until[source, m.slot[value]], s.nodes[source, STAGE])
             maker = m.producer[value]
-            if end >= stage or stage > m.last_stage[maker] or stage > m.held_from[value]:
+            if end >= stage or not may_run_again(m, maker, stage) or stage > m.held_from[value]:
                 continue
             if chance(s.random) < (deep if end < around else shallow) and height < len(s.stack):
                 s.stack[height] = maker
@@ -455,7 +461,7 @@ def evict(m, s, stage, rivals):
         if read == stage:
             continue
         following = next_read(m, s, value, stage)
-        if following > m.last_stage[op] or following > m.held_from[value]:
+        if not may_run_again(m, op, following) or following > m.held_from[value]:
             continue
         rivals -= 1
         idle = following - max(read, s.nodes[node, STAGE])
@@ -483,7 +489,7 @@ def move_elsewhere(m, s, node):
         target = s.nodes[copy_at(m, s, value, stage), STAGE]
     else:
         target = stage + draw(s.random, 17) - 8
-    if target <= op or target > m.last_stage[op] or node_at(s, target, op) >= 0:
+    if not may_run_again(m, op, target) or node_at(s, target, op) >= 0:
         return
     toggle(m, s, stage, op, False)
     recompute(m, s, target, op, target, 0.0, 0.3, 4)

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 
-from rematch.graph import Graph
 from rematch.graph.model import Bools, Floats, Ints
 from rematch.solvers.common.highs import ABSENT, LinearModel
+from rematch.solvers.common.precedence import Precedence
 
 
 @dataclass(frozen=True)
@@ -28,64 +27,6 @@ class Refinement:
     stages: frozenset[int] = frozenset()  # positions at which memory is enforced by one row over the epoch's variables
     repeats: frozenset[tuple[int, int]] = frozenset()  # (operator, stage): memory enforced while it is computed again
     suffixes: bool = False  # relate recomputations of several epochs to each other
-
-
-@dataclass(frozen=True, eq=False)
-class Precedence:
-    """Who reads what and until when, for one graph, whatever the budget."""
-
-    graph: Graph
-    reader: Ints  # per read: the operator
-    read: Ints  # per read: the value; held values count as read by the loss
-    made_at: Ints  # per value: position of its producer, -1 for residents
-    wanted_until: Ints  # per value: last position whose first computation reads it; op_count for targets and held
-    useful_until: Ints  # per value: last stage in which anything, recomputations included, may have use for it
-
-    @staticmethod
-    def of(graph: Graph) -> Precedence:
-        a = graph.arrays
-        held = np.flatnonzero(a.held).astype(np.int32)
-        reader = np.concatenate(
-            (
-                np.repeat(np.arange(len(graph.ops), dtype=np.int32), np.diff(a.inputs_ptr)),
-                np.full(len(held), a.loss, np.int32),
-            )
-        )
-        read = np.concatenate((a.inputs, held))
-        wanted = np.full(len(graph.values), -1, dtype=np.int32)
-        np.maximum.at(wanted, read, a.position[reader])
-        wanted[a.target | a.held] = len(graph.ops)
-        made_at = np.where(a.producer >= 0, a.position[a.producer], -1).astype(np.int32)
-        return Precedence(graph, reader, read, made_at, wanted, _useful_until(graph, wanted))
-
-    @cached_property
-    def useful_op_until(self) -> Ints:
-        """Per operator: the last stage in which computing it again may be of use and is allowed."""
-        a = self.graph.arrays
-        until = np.full(len(self.graph.ops), -1, dtype=np.int32)
-        made = np.flatnonzero(a.producer >= 0)
-        np.maximum.at(until, a.producer[made], self.useful_until[made])
-        return np.minimum(until, a.last_stage)
-
-    def touched(self, op: int) -> Ints:
-        """Values that `op` reads or makes."""
-        a = self.graph.arrays
-        made = a.outputs[a.outputs_ptr[op] : a.outputs_ptr[op + 1]]
-        return np.unique(np.concatenate((a.inputs[a.inputs_ptr[op] : a.inputs_ptr[op + 1]], made)))
-
-
-def _useful_until(graph: Graph, wanted: Ints) -> Ints:
-    """From the last operator back: a value is of use until its last reader, or a recomputation of a reader, is."""
-    a = graph.arrays
-    useful = wanted.tolist()
-    last_stage = a.last_stage.tolist()
-    for position in range(len(graph.ops) - 1, -1, -1):
-        op = int(a.order[position])
-        made = a.outputs[a.outputs_ptr[op] : a.outputs_ptr[op + 1]].tolist()
-        until = max(position, min(last_stage[op], max((useful[value] for value in made), default=-1)))
-        for value in a.inputs[a.inputs_ptr[op] : a.inputs_ptr[op + 1]].tolist():
-            useful[value] = max(useful[value], until)
-    return np.array(useful, dtype=np.int32)
 
 
 @dataclass(eq=False)
@@ -142,8 +83,13 @@ class EpochModel:
             values = np.flatnonzero(possible)
             fixed = surely[values] | (a.size[values] == 0)  # what weighs nothing may as well stay
             self.keep[epoch, values] = self.program.columns(np.zeros(len(values)), lower=fixed)
-            ops = np.flatnonzero((a.position <= moment) & (p.useful_op_until > moment))
+            ops = np.flatnonzero((a.position <= moment) & self._may_run_again(p.useful_op_until, epoch))
             self.again[epoch, ops] = self.program.columns(self.cost[ops])
+
+    def _may_run_again(self, until: Ints, epoch: int) -> Bools:
+        """Per operator, whether the epoch has a stage in which it may run again, and which is not beyond `until`."""
+        first = np.maximum(self.precedence.graph.arrays.first_stage, self.begin_of(epoch))
+        return np.asarray(first <= np.minimum(until, self.end_of(epoch)))
 
     def _held_at(self, position: int) -> Bools:
         a = self.precedence.graph.arrays
@@ -175,8 +121,21 @@ class EpochModel:
 
     def _require_inputs(self, epoch: int) -> None:
         """What an epoch computes, for the first time or again, finds its inputs kept or computed in the epoch."""
-        wanted = self._wanted(int(self.moments[epoch]), int(self.ends[epoch]))
-        self._require(self.keep[epoch], self.again[epoch], wanted)
+        moment, end = int(self.moments[epoch]), int(self.ends[epoch])
+        self._require(self.keep[epoch], self.again[epoch], self._wanted(moment, end))
+        surely = np.flatnonzero(self._wanted_too_early(moment, end))
+        self.program.rows(self.keep[epoch, surely][:, None], 1.0, lower=1.0)
+
+    def _wanted_too_early(self, after: int, through: int) -> Bools:
+        """Those of the wanted values of which a reader comes before their producer may run again."""
+        p = self.precedence
+        a = p.graph.arrays
+        maker = a.producer[p.read]
+        early = (a.position[p.reader] > after) & (a.position[p.reader] <= through)
+        early &= (a.position[p.reader] < a.first_stage[maker]) & (p.made_at[p.read] <= after) & (maker >= 0)
+        wanted = np.zeros(len(p.graph.values), dtype=np.bool_)
+        wanted[p.read[early]] = True
+        return wanted
 
     def _wanted(self, after: int, through: int) -> Bools:
         """Values made by position `after` that first computations at `after` + 1 ... `through`, or the end, read."""
@@ -216,6 +175,10 @@ class EpochModel:
         """The epoch that a stage lies in; -1 for the opening."""
         return int(np.searchsorted(self.moments, stage, side="left")) - 1
 
+    def begin_of(self, epoch: int) -> int:
+        """The first stage of an epoch, or of the opening (-1)."""
+        return int(self.moments[epoch]) + 1 if epoch >= 0 else 0
+
     def end_of(self, epoch: int) -> int:
         """The last stage of an epoch, or of the opening (-1)."""
         return int(self.ends[epoch]) if epoch >= 0 else int(self.moments[0])
@@ -244,7 +207,10 @@ class EpochModel:
             )
         values = np.flatnonzero(wanted | kept)
         values = values[a.size[values] > 0]
-        repeat = np.array([self._repeat_column(epoch, int(value)) for value in values], dtype=np.int32)
+        early = self._wanted_too_early(position, end)
+        repeat = np.array(
+            [ABSENT if early[value] else self._repeat_column(epoch, int(value)) for value in values], dtype=np.int32
+        )
         stays = values[kept[values]]
         columns = np.concatenate((self.keep[epoch + 1, stays] if len(stays) else stays, repeat)).astype(np.int32)
         coefficients = np.concatenate((self.weight[stays], -self.weight[values]))
@@ -257,7 +223,7 @@ class EpochModel:
         op = int(a.producer[value])
         if epoch >= 0 and a.position[op] <= self.moments[epoch]:
             return int(self.again[epoch, op])
-        if a.last_stage[op] <= a.position[op]:
+        if not self._may_run_again(a.last_stage, epoch)[op]:
             return ABSENT
         if (epoch, op) not in self.twice:
             self.twice[epoch, op] = int(self.program.columns(self.cost[[op]])[0])

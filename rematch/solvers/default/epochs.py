@@ -21,7 +21,9 @@ nothing before it ends); or it was. (inputs): the same for the moment of the rea
 repetition at least once, so the program's dual bound is a lower bound, and an infeasible program proves that no such
 schedule keeps the budget. Leaving out `keep` or `again` where nothing after tau can use the value only removes what a
 schedule that computes nothing in vain does not do. Operators marked once, and readers of what is mutated, have no
-`again` after their last stage; held values have keep = 1 from the loss on; targets are read at the end.
+`again` after their last stage; held values have keep = 1 from the loss on; targets are read at the end. Where the graph
+recomputes only after the loss, operators have no `again` in epochs that end before it, and what a first computation
+reads before the producer may run again was kept: keep[e,v] = 1.
 
 Four things make it tighter, each added only where it is violated or pays:
 
@@ -59,7 +61,8 @@ from rematch.graph.matrices import stage_of_each_compute
 from rematch.graph.model import Floats, Longs
 from rematch.solvers.base import Deadline, OnProgress, Problem, Solution, Solver
 from rematch.solvers.common.highs import Minimum, minimise
-from rematch.solvers.default.epoch_model import EpochModel, Precedence, Refinement
+from rematch.solvers.common.precedence import Precedence
+from rematch.solvers.default.epoch_model import EpochModel, Refinement
 from rematch.solvers.incumbent import Incumbent
 
 _TOLERANCE = 1e-6  # percent of the baseline time: the program's own accuracy
@@ -278,7 +281,7 @@ def _first_uses(graph: Graph, chosen: list[int], moment: int, end: int) -> dict[
         for user in _readers(graph, op):
             first = int(a.position[user])
             stage = min(stage, first if first > moment else stages.get(user, stage))
-        stages[op] = stage
+        stages[op] = max(stage, int(a.first_stage[op]))
     return stages
 
 
@@ -300,7 +303,8 @@ def _second_use(model: EpochModel, epoch: int, op: int) -> int:
     end = model.end_of(epoch)
     enforced = min(stage for stage in model.refinement.stages if begin < stage < end)
     uses = [int(a.position[user]) for user in _readers(model.precedence.graph, op)]
-    return min([use for use in uses if enforced < use <= end] + [end, int(a.last_stage[op])])
+    second = min([use for use in uses if enforced < use <= end] + [end, int(a.last_stage[op])])
+    return max(second, int(a.first_stage[op]))
 
 
 @dataclass(frozen=True)

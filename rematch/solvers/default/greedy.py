@@ -73,6 +73,6 @@ def _largest_saving(graph: Graph, sequence: Ints, at: int) -> tuple[int, int]:
     a = graph.arrays
     op, before = greedy_kernels.largest_saving(
         sequence, at, a.inputs_ptr, a.inputs, a.outputs_ptr, a.outputs, a.size, a.seconds, a.producer,
-        a.position, a.last_stage, a.target, a.held, a.loss,
+        a.position, a.first_stage, a.last_stage, a.target, a.held, a.loss,
     )  # fmt: skip
     return int(op), int(before)

@@ -9,7 +9,7 @@ from numba import njit
 @njit(cache=True)
 def largest_saving(
     sequence, at, inputs_ptr, inputs, outputs_ptr, outputs, size, seconds, producer,
-    position, last_stage, target, held, loss,
+    position, first_stage, last_stage, target, held, loss,
 ):  # fmt: skip
     """The operator to compute again so that least memory is held while `sequence[at]` runs, and where to insert it.
 
@@ -54,13 +54,14 @@ def largest_saving(
     for i in range(outputs_ptr[running], outputs_ptr[running + 1]):
         touched[outputs[i]] = True
 
+    # An operator is a candidate where it may run again, and once a stage at most, so that the walk ends.
     best_op, best_before, best_saving, best_seconds = -1, -1, 0, 0.0
     for value in range(len(size)):
         before = next_use[value]
         op = producer[value]
         if op < 0 or touched[value] or before > end or (held[value] and (loss_done or running == loss)):
             continue
-        if not 0 <= computed_in[op] < stage[before] <= last_stage[op]:  # at most once a stage, so that the walk ends
+        if not 0 <= computed_in[op] < stage[before] <= last_stage[op] or stage[before] < first_stage[op]:
             continue
         saving = 0
         for i in range(outputs_ptr[op], outputs_ptr[op + 1]):

@@ -74,6 +74,7 @@ class StagedEvents:
     def __init__(self, graph: Graph, passes: int = 1) -> None:
         self._graph, self._passes = graph, passes
         self._position: list[int] = graph.arrays.position.tolist()
+        self._first_stage: list[int] = graph.arrays.first_stage.tolist()
         self._last_stage: list[int] = graph.arrays.last_stage.tolist()
         self.spacing = len(graph.ops)
         self.horizon = (len(graph.ops) + 1) * passes * self.spacing
@@ -82,10 +83,10 @@ class StagedEvents:
         return self._position[op]
 
     def slots(self, op: int, computation: int) -> range:
-        after_first = (self._position[op] + 1) * self._passes
         if computation == 0:
+            after_first = (self._position[op] + 1) * self._passes
             return range(after_first - 1, after_first)
-        return range(after_first, (self._last_stage[op] + 1) * self._passes)
+        return range(self._first_stage[op] * self._passes, (self._last_stage[op] + 1) * self._passes)
 
     def place(self, schedule: Schedule) -> list[int] | None:
         events: list[int] = []
@@ -181,6 +182,7 @@ class RetentionModel:
             self._one_at_a_time()
             self._first_after_first()
             self._once_windows()
+            self._keep_turns()
 
     @property
     def computations(self) -> Iterator[Computation]:
@@ -295,6 +297,15 @@ class RetentionModel:
                 self.program.add(c.start > turns[after - 1]).only_enforce_if(c.active)
             if until < len(turns) and not a.once[c.op]:
                 self.program.add(c.start < turns[until]).only_enforce_if(c.active)
+
+    def _keep_turns(self) -> None:
+        a = self.graph.arrays
+        turns = [self.of_op[op][0].start for op in self.graph.order if a.turn[op] >= 0]
+        for earlier, later in pairwise(turns):
+            self.program.add(earlier < later)
+        if self.graph.recompute_after_loss:
+            for c in (c for several in self.of_op for c in several[1:]):
+                self.program.add(c.start > self.of_op[a.loss][0].start).only_enforce_if(c.active)
 
     def _event_of(self, c: Computation) -> Any:
         return self.program.new_optional_fixed_size_interval_var(c.start, 1, c.active, "")

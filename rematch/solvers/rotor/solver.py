@@ -44,7 +44,7 @@ from rematch.solvers.common.blocks import (
 )
 from rematch.solvers.common.forward_pass import is_linear
 from rematch.solvers.common.options import MOVES_PER_OP, Flattening, option_of, undominated, with_saving_limit
-from rematch.solvers.common.pruning import pruned
+from rematch.solvers.common.pruning import in_turn, pruned
 from rematch.solvers.default.anneal import LocalSearch
 from rematch.solvers.incumbent import Incumbent
 from rematch.solvers.rotor.chain import Action, Alone, ChainBlock, ChainStep, ChainTable
@@ -119,7 +119,7 @@ class Rotor(Solver):
         for slots in slots_worth_trying(table):
             if passed == _PRUNED_SOLUTIONS or incumbent.over:
                 return
-            ops = operators_of(chain, parts, table.steps(slots))
+            ops = in_turn(graph, operators_of(chain, parts, table.steps(slots)))
             if simulate(graph, Schedule.from_ops(graph, ops)).peak_bytes <= budget_bytes:
                 passed += 1
                 fewer = pruned(graph, ops, budget_bytes, keep_first=True)

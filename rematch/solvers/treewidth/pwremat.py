@@ -24,8 +24,8 @@ from rematch.errors import SolverError
 from rematch.graph import Graph, Op, Schedule, Value, baseline
 from rematch.graph.model import Ints
 from rematch.solvers.base import Deadline, OnProgress, Problem, Solution, Solver
+from rematch.solvers.common.order import Order
 from rematch.solvers.common.pruning import in_turn, pruned
-from rematch.solvers.exhaustive import Order
 from rematch.solvers.incumbent import Incumbent
 from rematch.solvers.treewidth.interleaved import PathRecursion, TooLong
 from rematch.solvers.treewidth.path_decomposition import (

@@ -233,14 +233,14 @@ def _bag_counts(part: Separation) -> set[int]:
 
 
 def _operators_read(graph: Graph) -> list[frozenset[int]]:
-    """Per operator, those that must have run before it; for the loss also those that make held values or run once."""
+    """Per operator, those that must have run before it; the loss also waits for held values, and for its turn."""
     a = graph.arrays
     bounds = zip(a.inputs_ptr[:-1].tolist(), a.inputs_ptr[1:].tolist(), strict=True)
     makers = a.producer[a.inputs].tolist()
     reads = [frozenset(makers[start:end]) for start, end in bounds]
     if a.loss >= 0:
-        first_once = np.flatnonzero(a.once & (a.position < a.position[a.loss]))
-        reads[a.loss] |= frozenset(a.producer[a.held].tolist()) | frozenset(first_once.tolist())
+        in_turn_before = np.flatnonzero((a.turn >= 0) & (a.position < a.position[a.loss]))
+        reads[a.loss] |= frozenset(a.producer[a.held].tolist()) | frozenset(in_turn_before.tolist())
     return reads
 
 

@@ -11,7 +11,8 @@ from hypothesis import given, settings, strategies as st
 from rematch.graph import Graph
 from rematch.solvers import Deadline, Problem
 from rematch.solvers.common.highs import minimise
-from rematch.solvers.default.epoch_model import EpochModel, Precedence, Refinement
+from rematch.solvers.common.precedence import Precedence
+from rematch.solvers.default.epoch_model import EpochModel, Refinement
 from tests.problems import changed_resident, fewest_seconds, held_for_the_loss, tiny_problems
 
 TOLERANCE = 1e-5  # percent of the time without recomputation; the program is solved to 1e-6

@@ -11,7 +11,8 @@ from rematch.graph import Graph, Op, Schedule, Value, baseline, simulate
 from rematch.graph.generators import chain, gpt
 from rematch.solvers import BoundScope, Deadline, Problem, Progress, Status, solve
 from rematch.solvers.common.highs import minimise
-from rematch.solvers.default.epoch_model import EpochModel, Precedence, Refinement
+from rematch.solvers.common.precedence import Precedence
+from rematch.solvers.default.epoch_model import EpochModel, Refinement
 from rematch.solvers.default.epochs import (
     BrokenPlace,
     Epochs,

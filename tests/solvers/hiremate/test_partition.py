@@ -81,6 +81,8 @@ def test_hpartition_cuts_into_convex_parts_within_the_limits(graph: Graph, parti
 
 @given(LARGER, SMALL_LIMITS)
 def test_the_oracle_accepts_running_part_after_part(graph: Graph, partitioner: HPartition) -> None:
+    """But for the turns of first runs that keep the default order, which schedules made from parts are given later."""
+    graph = replace(graph, ops=tuple(replace(op, random=False) for op in graph.ops), recompute_after_loss=False)
     sequence = in_hierarchical_order(partitioner.partition(graph))
     rest = [op for op in graph.order if graph.ops[op].phase is not Phase.FORWARD]
     simulate(graph, Schedule.from_ops(graph, [*sequence, *rest])).checked()

@@ -16,8 +16,8 @@ from rematch.graph import Graph, Op, Schedule, Value, simulate
 from rematch.graph.generators import FAMILIES
 from rematch.solvers import Problem, Status, make_solver, solve, verify
 from rematch.solvers.base import Deadline
+from rematch.solvers.common.order import Order
 from rematch.solvers.common.pruning import pruned
-from rematch.solvers.exhaustive import Order
 from rematch.solvers.treewidth import pwremat as module
 from rematch.solvers.treewidth.interleaved import PathRecursion, Prelude, TooLong, _Run, condense, flatten, merge
 from rematch.solvers.treewidth.path_decomposition import Spine, path_decomposition, spine_along, with_spine
