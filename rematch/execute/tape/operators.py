@@ -1,0 +1,121 @@
+"""What a tape has to know of an operator before it notes a call of it.
+
+`operator_of(torch.ops.aten.relu_.default).written == 0`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from rematch.capture.aten import BATCH_NORM_STATISTICS, PASS_THROUGH, adds_with_atomics, is_of_torch
+from rematch.capture.traits import Family, traits_of
+
+# Their results are what the program has not written yet. The first hold garbage until somebody writes all of it; the
+# others are mostly made in order to be written to, perhaps by code that no dispatcher sees.
+_UNINITIALISED = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"}
+_CONSTANT = {"zeros", "zeros_like", "new_zeros", "ones", "ones_like", "new_ones", "full", "full_like", "new_full"}
+# In place, and whatever was there before does not matter.
+_FILLS = {"bernoulli_", "cauchy_", "copy_", "exponential_", "fill_", "geometric_", "log_normal_", "normal_", "random_"}
+_FILLS |= {"uniform_", "zero_"}
+# These change which storage a tensor has, or how large it is, rather than what is in it.
+_REPLACES_STORAGE = {"set_", "resize_", "resize_as_", "_resize_output_", "swap_tensors"}
+# Their dropout has a state of its own, which they change.
+_KEEPS_STATE = {"_cudnn_rnn", "miopen_rnn", "_cudnn_init_dropout_state"}
+_EXPENSIVE = {Family.MATMUL, Family.CONVOLUTION, Family.ATTENTION, Family.RECURRENT, Family.FFT}
+
+
+@dataclass(slots=True, eq=False)
+class Operator:
+    """See the module; made once for each overload."""
+
+    call: Any
+    run: Callable[..., Any]
+    repeats: bool  # whether a call can be noted at all
+    atomics_on_cuda: bool  # whether two runs there may differ in the last bit
+    writes: bool  # whether it changes arguments, by its schema or not
+    is_view: bool
+    places: tuple[int, ...]  # of arguments that may be or contain tensors
+    written: int | None  # the place of the one argument that it changes, if that is positional,
+    written_name: str | None  # or its name
+    other_written: tuple[int, ...]  # places of arguments that it changes, if there are several, or none is returned
+    fills: bool
+    constant: bool
+    draws: bool
+    dropout: tuple[int, Any] | None  # place and default of the probability without which it does not draw
+    statistics: tuple[tuple[int, ...], int] | None  # of a batch norm: its running statistics, and whether it trains
+    expensive: bool
+
+    def argument(self, place: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a call gives for the argument at `place` of the schema; None for nothing."""
+        if place < len(args):
+            return args[place]
+        return kwargs.get(self.call._schema.arguments[place].name)
+
+    def draws_with(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a call with these arguments draws random numbers."""
+        if not self.draws or self.dropout is None:
+            return self.draws
+        place, default = self.dropout
+        given = args[place] if place < len(args) else kwargs.get("dropout_p", default)
+        return bool(given != 0.0)
+
+
+_KNOWN: dict[int, Operator] = {}  # by id, for overloads hash slowly; each entry keeps its overload alive
+
+
+def operator_of(call: Any) -> Operator:
+    """What is known of `call`, which is an overload or a higher-order operator."""
+    found = _KNOWN.get(id(call))
+    if found is None:
+        found = _KNOWN[id(call)] = _describe(call) if isinstance(call, OpOverload) else _opaque(call)
+    return found
+
+
+def is_pass_through(call: Any) -> bool:
+    """Whether a call of it computes nothing, so that plans do not count it: `detach`, and marks for profilers."""
+    return call in PASS_THROUGH or (isinstance(call, OpOverload) and call.namespace == "profiler")
+
+
+def _opaque(call: Any) -> Operator:
+    return Operator(
+        call, call, False, False, False, False, (), None, None, (), False, False, False, None, None, expensive=True
+    )
+
+
+def _describe(call: OpOverload) -> Operator:
+    schema = call._schema
+    arguments = schema.arguments
+    name = call.overloadpacket.__name__
+    places = tuple(place for place, argument in enumerate(arguments) if "Tensor" in str(argument.type))
+    written = [place for place in places if (info := arguments[place].alias_info) is not None and info.is_write]
+    returned = schema.returns
+    is_view = bool(returned) and all(r.alias_info is not None and not r.alias_info.is_write for r in returned)
+    single = len(written) == 1 and len(returned) == 1 and "List" not in str(arguments[written[0]].type)
+    single = single and returned[0].alias_info is not None and returned[0].alias_info.is_write
+    keyword = single and arguments[written[0]].kwarg_only
+    statistics = BATCH_NORM_STATISTICS.get(call)
+    dropout = [place for place, argument in enumerate(arguments) if argument.name == "dropout_p"]
+    known = is_of_torch(call) and name not in _UNINITIALISED | _REPLACES_STORAGE | _KEEPS_STATE
+    return Operator(
+        call=call,
+        run=call._op,
+        repeats=known and not is_view and (not written or single),
+        atomics_on_cuda=adds_with_atomics(call),
+        writes=bool(written) or statistics is not None,
+        is_view=is_view,
+        places=tuple(place for place in places if not arguments[place].kwarg_only),
+        written=written[0] if single and not keyword else None,
+        written_name=arguments[written[0]].name if keyword else None,
+        other_written=() if single else tuple(written),
+        fills=name in _FILLS or keyword,
+        constant=name in _CONSTANT,
+        draws=torch.Tag.nondeterministic_seeded in call.tags,
+        dropout=(dropout[0], arguments[dropout[0]].default_value) if dropout else None,
+        statistics=statistics,
+        expensive=traits_of(name).family in _EXPENSIVE,
+    )

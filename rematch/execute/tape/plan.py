@@ -1,0 +1,106 @@
+"""What a tape is told: a plan for a known path of forward, or a budget for an unknown one.
+
+`TapePlan(calls=(aten.mm.default, aten.relu.default), noted=frozenset({1}), dropped=frozenset({(1, 0)}))`
+
+A *content* is what a storage holds between two writes. It is named by the call that wrote it, counted from 0 over all
+calls of forward, and the place among what this call returns: `(3, 0)` is the first result of the fourth call. An
+in-place operator writes a new content of an old storage, `x.relu_()` in call 5 the content `(5, 0)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from rematch.execute.tape.operators import Operator, operator_of
+
+ContentKey = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class UnpackEvent:
+    """One access of backward to a dropped content.
+
+    `recompute` are the calls to run again for it, in turn, and `release` the contents to let go before. What an event
+    computes lives until a later event releases it; what no later event releases, until backward needs it no more.
+    """
+
+    content: ContentKey
+    recompute: tuple[int, ...] = ()
+    release: tuple[ContentKey, ...] = ()
+
+
+@dataclass(frozen=True)
+class TapePlan:
+    """What a tape does along one known path of forward.
+
+    `calls` are the operators as a dispatch mode sees them, without those that `is_pass_through` names. The tape notes
+    those in `noted`, so that they can run again, and keeps no content in `dropped` for backward. A content can be
+    dropped if its call is noted and, where it was written in place, the calls that made what was there before.
+
+    Without `events`, backward recomputes on demand, and what it computes lives until its last use. `shapes` holds, for
+    some noted calls, the shape of the first result; another shape is another path.
+    """
+
+    calls: tuple[Any, ...]
+    noted: frozenset[int]
+    dropped: frozenset[ContentKey]
+    events: tuple[UnpackEvent, ...] = ()
+    shapes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+
+    @cached_property
+    def steps(self) -> tuple[Step, ...]:
+        """The calls, each with what the tape has to know when it comes."""
+        return tuple(self._step(position, call) for position, call in enumerate(self.calls))
+
+    def _step(self, position: int, call: Any) -> Step:
+        operator = operator_of(call)
+        noted = position in self.noted and operator.repeats
+        needed = operator if noted or operator.writes else None
+        return Step(call, operator.run, needed, noted, self.shapes.get(position))
+
+    @cached_property
+    def last_release(self) -> Mapping[ContentKey, int]:
+        """The last event that releases a content."""
+        return {content: number for number, event in enumerate(self.events) for content in event.release}
+
+
+class Step:
+    """One call of a plan, laid out for a quick look."""
+
+    __slots__ = ("call", "noted", "operator", "run", "shape")
+
+    def __init__(
+        self,
+        call: Any,
+        run: Callable[..., Any],
+        operator: Operator | None,
+        noted: bool,
+        shape: tuple[int, ...] | None,
+    ) -> None:
+        self.call = call
+        self.run = run
+        self.operator = operator  # None: just run it
+        self.noted = noted
+        self.shape = shape
+
+
+@dataclass(frozen=True)
+class Parting:
+    """Forward left the plan at call `position`; `calls` is what it ran in the end, from its start."""
+
+    position: int
+    calls: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How many bytes the contents saved for backward may take where no plan says what to keep.
+
+    `seconds(operator, args, kwargs)` is what a call takes; without it, the bytes that it touches stand in.
+    """
+
+    saved_bytes: int
+    seconds: Callable[[Any, tuple[Any, ...], dict[str, Any]], float] | None = None

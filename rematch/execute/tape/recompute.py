@@ -1,0 +1,253 @@
+"""Bringing dropped contents back in backward.
+
+`Backward(plan).unpack(handle)` for each handle that autograd asks for
+
+Calls run again below autograd and autocast, on this forward's own notes. One lock serves all, for autograd asks from
+one thread for each device, and a random call borrows the generator that everybody draws from.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from rematch.capture.measure import below_autograd
+from rematch.execute.tape.contents import (
+    Content,
+    Handle,
+    Note,
+    Ref,
+    Saved,
+    copy_with_storage,
+    modified_in_place,
+    show,
+)
+from rematch.execute.tape.eviction import Ledger
+from rematch.execute.tape.plan import ContentKey, TapePlan
+
+
+class _Thread(threading.local):
+    recomputing = False
+
+
+thread = _Thread()  # whose operators a tape on this thread must not take for forward's
+_LOCK = threading.RLock()
+
+
+@contextmanager
+def _as_in_forward() -> Iterator[None]:
+    """Kernels run as they ran below autograd and autocast, and no tape notes them."""
+    before = thread.recomputing
+    thread.recomputing = True
+    try:
+        with torch._C._DisableAutocast(), below_autograd():
+            yield
+    finally:
+        thread.recomputing = before
+
+
+class Backward:
+    """What the handles of one forward share."""
+
+    __slots__ = ("contents", "event", "ledger", "notes", "plan")
+
+    def __init__(self, plan: TapePlan | None, ledger: Ledger | None) -> None:
+        self.plan = plan if plan is not None and plan.events else None  # None: on demand
+        self.ledger = ledger
+        self.event = 0
+        # Weakly, so that what backward needs no more goes as soon as its handles do.
+        self.notes: dict[int, weakref.ref[Note]] = {}
+        self.contents: dict[ContentKey, weakref.ref[Content]] = {}
+
+    def expect(self, note: Note) -> None:
+        """Know a note and what it makes by their places in the plan."""
+        self.notes[note.position] = weakref.ref(note)
+        for index, content in note.outputs:
+            self.contents[note.position, index] = content
+
+    def unpack(self, handle: Handle) -> torch.Tensor:
+        """The tensor that autograd saved."""
+        with _LOCK:
+            saved = handle.saved
+            if saved.witness._version != saved.version:
+                size = handle.layout[0]
+                raise modified_in_place(saved.witness.type(), size, saved.witness._version, saved.version)
+            if self.plan is not None:
+                self._next_event(saved.content)
+            value = self._value_of(saved)
+            with torch.no_grad():
+                # Above the keys that count versions, so that a backward which writes to what it gets is found out.
+                return show(value, handle.layout)
+
+    def _value_of(self, saved: Saved) -> torch.Tensor:
+        value = saved.content.value
+        if value is not None:
+            return value
+        value = saved.value
+        if value is None:
+            with _as_in_forward():
+                value = _Recomputation(self).bring_back(saved.content)
+        elif value._version != saved.value_version:
+            raise modified_in_place(value.type(), value.shape, value._version, saved.value_version)
+        if self.ledger is not None:
+            self.ledger.used(saved)
+        return value
+
+    def _next_event(self, content: Content) -> None:
+        """Do what the plan has for this access; where backward takes another order, go on by demand."""
+        assert self.plan is not None and content.note is not None
+        number = self.event
+        self.event += 1
+        if number >= len(self.plan.events):
+            return
+        event = self.plan.events[number]
+        if event.content != (content.note.position, content.index):
+            self.plan = None
+            return
+        for key in event.release:
+            self._release(key)
+        if event.recompute:
+            with _as_in_forward():
+                _Recomputation(self).run_planned(event.recompute, number)
+
+    def _release(self, key: ContentKey) -> None:
+        found = self.contents.get(key)
+        content = None if found is None else found()
+        if content is None:
+            return
+        content.value = None
+        saved = None if content.saved is None else content.saved()
+        if saved is not None:
+            saved.value = None
+
+
+class _Recomputation:
+    """Calls that run again for one access."""
+
+    def __init__(self, backward: Backward) -> None:
+        self.backward = backward
+        self.at_hand: dict[Content, torch.Tensor] = {}  # for as long as this access takes
+        self.private: set[Content] = set()  # those of them that nobody else can see
+        self.event = -1  # of the plan; -1 on demand
+
+    def run_planned(self, calls: tuple[int, ...], event: int) -> None:
+        """The calls of an event, as far as anything still needs them."""
+        self.event = event
+        for call in calls:
+            found = self.backward.notes.get(call)
+            note = None if found is None else found()
+            if note is not None:
+                for content in _sources(note):
+                    if self._known(content) is None:
+                        self.bring_back(content)
+                self._run(note)
+
+    def bring_back(self, wanted: Content) -> torch.Tensor:
+        """Compute a content again, from what is there."""
+        notes = self._missing(wanted)
+        uses: dict[Content, int] = {wanted: 1}
+        for note in notes:
+            for content in _sources(note):
+                uses[content] = uses.get(content, 0) + 1
+        for note in notes:
+            self._run(note)
+            for content in _sources(note):
+                uses[content] -= 1
+                if not uses[content] and self.event < 0:
+                    self.at_hand.pop(content, None)
+        value = self._known(wanted)
+        assert value is not None
+        return value
+
+    def _missing(self, wanted: Content) -> list[Note]:
+        """The calls that must run, in the order of forward."""
+        found: dict[int, Note] = {}
+        pending = [wanted]
+        while pending:
+            content = pending.pop()
+            known = self._known(content)
+            if known is not None:
+                self.at_hand[content] = known  # the budget may evict it meanwhile
+                continue
+            note = content.note
+            assert note is not None, "what no note makes is held"
+            if note.position not in found:
+                found[note.position] = note
+                pending += _sources(note)
+        return [found[position] for position in sorted(found)]
+
+    def _known(self, content: Content) -> torch.Tensor | None:
+        known = self.at_hand.get(content)
+        return content.available() if known is None else known
+
+    def _run(self, note: Note) -> None:
+        bases: dict[Content, torch.Tensor] = {}
+        target = note.target
+        if target is not None:
+            bases[target.content] = self._memory_for(note, target)
+
+        def resolve(argument: Any) -> Any:
+            if type(argument) is Ref:
+                base = bases.get(argument.content)
+                if base is None:
+                    known = self._known(argument.content)
+                    assert known is not None
+                    base = bases[argument.content] = known
+                return argument.shown(base)
+            return [resolve(entry) for entry in argument] if type(argument) is list else argument
+
+        args = [resolve(argument) for argument in note.args]
+        kwargs = {name: resolve(argument) for name, argument in note.kwargs.items()}
+        if note.draw is None:
+            returned = note.operator.run(*args, **kwargs)
+        else:
+            with note.draw.restored():
+                returned = note.operator.run(*args, **kwargs)
+        results = returned if isinstance(returned, (tuple, list)) else (returned,)
+        for index, found in note.outputs:
+            content = found()
+            if content is not None:
+                self._put(content, bases[target.content] if target is not None else results[index])
+
+    def _memory_for(self, note: Note, target: Ref) -> torch.Tensor:
+        """What an in-place call writes to: the content before, in memory that nobody else reads."""
+        if note.memory is not None:
+            size, device = note.memory
+            return torch.empty(size, dtype=torch.uint8, device=device)
+        before = target.content
+        known = self._known(before)
+        assert known is not None
+        if before in self.private:
+            del self.at_hand[before]
+            self.private.discard(before)
+            return known
+        return copy_with_storage(known)
+
+    def _put(self, content: Content, value: torch.Tensor) -> None:
+        plan = self.backward.plan
+        if self.event >= 0 and plan is not None and content.note is not None:
+            key = content.note.position, content.index
+            if plan.last_release.get(key, -1) > self.event:
+                content.value = value
+                return
+        self.at_hand[content] = value
+        saved = None if content.saved is None else content.saved()
+        if saved is None or content.available() is not None:
+            self.private.add(content)
+            return
+        saved.put(value)
+        if self.backward.ledger is not None:
+            self.backward.ledger.keep(saved)
+
+
+def _sources(note: Note) -> list[Content]:
+    """The contents that must be there before a call can run."""
+    found = note.reads()
+    if note.target is not None and note.memory is None:
+        found.append(note.target.content)
+    return found

@@ -1,0 +1,51 @@
+"""A forward under a tape.
+
+`run(module.forward, (batch,), {}, plan=plan, budget=None, parted=None)`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from rematch.execute.tape.plan import Budget, Parting, TapePlan
+from rematch.execute.tape.tape import Tape, unpack
+
+
+def run(
+    forward: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    plan: TapePlan | None,
+    budget: Budget | None = None,
+    parted: Callable[[Parting], None] | None = None,
+) -> Any:
+    """What `forward` returns; autograd keeps of it what the plan keeps, and backward recomputes the rest.
+
+    Where forward leaves the plan, or from its start without one, everything that comes is kept, or dropped by the rule
+    of `eviction` to stay within the budget; `parted` is then called once, after forward.
+    """
+    if not can_run():
+        return forward(*args, **kwargs)
+    tape = Tape(plan, budget)
+    try:
+        with tape, saved_tensors_hooks(tape.pack, unpack):
+            returned = forward(*args, **kwargs)
+    finally:
+        parting = tape.finish()
+    if parting is not None and parted is not None:
+        parted(parting)
+    return returned
+
+
+def can_run() -> bool:
+    """Whether autograd would save anything now, and lets us see it: function transforms forbid the hooks."""
+    return (
+        torch.is_grad_enabled()
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and torch._C._autograd._saved_tensors_hooks_is_enabled()  # type: ignore[attr-defined]
+    )

@@ -1,0 +1,114 @@
+"""Which content each storage has now.
+
+`storages.noted[storage_address(tensor)]` while forward runs
+
+Storages are told apart by their addresses, and each that is known is referred to weakly: its memory goes when the
+program lets go of it, its address is not given to another.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any
+
+import torch
+
+from rematch.execute.tape.contents import Content, storage_address
+
+_FEWEST = 256  # storages known before a look for dead ones is worth it
+
+
+class _Addresses:
+    """Addresses that no other storage gets as long as they are here."""
+
+    def __init__(self) -> None:
+        self._addresses: set[int] = set()
+        self._look_again = _FEWEST
+
+    def __contains__(self, address: int) -> bool:
+        return address in self._addresses
+
+    def add(self, storage: torch.UntypedStorage) -> None:
+        if storage._cdata not in self._addresses:
+            address: Any = storage._weak_ref()
+            self._addresses.add(address)
+
+    def free_dead(self) -> list[int]:
+        """Give the addresses of dead storages back, if it is time to look for them."""
+        if len(self._addresses) < self._look_again:
+            return []
+        dead = [address for address in self._addresses if torch.UntypedStorage._expired(address)]
+        for address in dead:
+            self._free(address)
+        self._look_again = max(_FEWEST, 2 * len(self._addresses))
+        return dead
+
+    def clear(self) -> None:
+        for address in list(self._addresses):
+            self._free(address)
+
+    def _free(self, address: int) -> None:
+        self._addresses.discard(address)
+        torch.UntypedStorage._free_weak_ref(address)
+
+
+class Storages:
+    """The current contents, during one forward."""
+
+    def __init__(self) -> None:
+        self.noted: dict[int, Content] = {}
+        # Contents that no note makes live as long as a note reads them, and not until forward ends.
+        self.unknown: dict[int, weakref.ref[Content]] = {}
+        self._addresses = _Addresses()
+
+    def put(self, storage: torch.UntypedStorage, content: Content) -> None:
+        """A noted call has written `content` to the storage."""
+        self._addresses.add(storage)
+        self.noted[storage._cdata] = content
+        for dead in self._addresses.free_dead():
+            self.noted.pop(dead, None)
+
+    def forget(self, tensor: torch.Tensor) -> None:
+        """Somebody has written to the storage of `tensor`."""
+        self.noted.pop(storage_address(tensor), None)
+
+    def before_write(self, tensor: torch.Tensor) -> None:
+        """Somebody is about to write to the storage of `tensor`: what notes read of it must not go with that."""
+        address = storage_address(tensor)
+        found = self.unknown.pop(address, None)
+        for content in (self.noted.get(address), None if found is None else found()):
+            if content is None or content.held is None or content.owns_memory:
+                continue
+            if content.note is not None and not content.constant:
+                content.held = None  # it can be computed again
+            elif content.held._version == content.held_version:
+                content.hold_copy(content.held)
+
+    def clear(self) -> None:
+        """Forward has ended."""
+        self.noted.clear()
+        self.unknown.clear()
+        self._addresses.clear()
+
+
+class _Changing:
+    """Storages without gradients that some forward writes to: buffers, running statistics, caches.
+
+    The next forward may write to them before this one's backward has run, so notes take a copy of what they read there.
+    """
+
+    def __init__(self) -> None:
+        self._addresses = _Addresses()
+        self._lock = threading.Lock()
+
+    def add(self, tensor: torch.Tensor) -> None:
+        with self._lock:
+            self._addresses.add(tensor.untyped_storage())
+            self._addresses.free_dead()
+
+    def __contains__(self, address: int) -> bool:
+        return address in self._addresses
+
+
+CHANGING = _Changing()

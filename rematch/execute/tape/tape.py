@@ -1,0 +1,439 @@
+"""The dispatch mode that follows forward and the hooks that see what autograd saves.
+
+`with Tape(plan, budget) as tape, saved_tensors_hooks(tape.pack, unpack): forward()`
+
+The mode sees every operator below autograd and autocast. It compares each with the plan, runs it, and notes those that
+the plan names. Arguments are known by storage and version, and never by what the plan expects, so that another data
+flow than the planned one is noted right as well.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rematch.capture.aten import aten, without_running_statistics
+from rematch.execute.tape.contents import (
+    Content,
+    Handle,
+    Note,
+    Ref,
+    Saved,
+    layout_of,
+    let_go_of_memory,
+    modified_in_place,
+    storage_address,
+)
+from rematch.execute.tape.draws import Draw
+from rematch.execute.tape.eviction import KeptForGood, Ledger
+from rematch.execute.tape.operators import Operator, is_pass_through, operator_of
+from rematch.execute.tape.plan import Budget, ContentKey, Parting, TapePlan
+from rematch.execute.tape.recompute import Backward, thread
+from rematch.execute.tape.storages import CHANGING, Storages
+
+_DETACH = aten.detach.default
+_PRODUCT_COST = 32  # times the bytes that a product touches stands in for its time, where nobody knows better
+
+
+class _Opaque(Exception):
+    """A call that we do not note: its results are held where a note reads them."""
+
+
+class Tape(TorchDispatchMode):
+    """See the module; one for each call of forward."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """A submodule under torch.compile is compiled as ever, and its inside is none of our business."""
+        return True
+
+    def __init__(self, plan: TapePlan | None, budget: Budget | None) -> None:
+        super().__init__()
+        self.plan = plan
+        self.steps = () if plan is None else plan.steps
+        self.planned = len(self.steps)  # calls for which the plan holds
+        self.dropped: frozenset[ContentKey] | None = None if plan is None else plan.dropped  # None: what has a note
+        self.position = 0
+        self.parting: int | None = None
+        self.later: list[Any] = []  # calls after the plan
+        self.budget = budget
+        self.ledger: Ledger | None = None
+        self.keeps_everything = False
+        self.counted: set[int] = set()  # storages of contents that are kept for good
+        self.storages = Storages()
+        self.read: list[int] = []  # storages of the arguments of the call that is being noted
+        self.outer = torch._C._autograd._top_saved_tensors_default_hooks(True)  # type: ignore[attr-defined]
+        self.backward = Backward(plan, None)
+        if plan is None:
+            self._leave_plan()
+
+    # What forward runs.
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _DETACH:
+            return func._op(*args)
+        if thread.recomputing:
+            return func(*args, **(kwargs or {}))
+        position = self.position
+        if position < self.planned:
+            step = self.steps[position]
+            if step.call is func:
+                self.position = position + 1
+                operator = step.operator
+                if operator is None:
+                    return step.run(*args, **kwargs) if kwargs else step.run(*args)
+                if not step.noted:
+                    return self._run_writing(operator, args, kwargs or {})
+                returned = self._run_noted(operator, types, args, kwargs or {}, position)
+                if step.shape is not None and not _has_shape(returned, step.shape):
+                    self.planned = 0
+                return returned
+        if is_pass_through(func):
+            return func(*args, **(kwargs or {}))
+        if self.parting is None:
+            self._leave_plan()
+        self.position = position + 1
+        self.later.append(func)
+        operator = operator_of(func)
+        kwargs = kwargs or {}
+        if self.ledger is not None and operator.repeats:
+            return self._run_noted(operator, types, args, kwargs, position)
+        if operator.writes:
+            return self._run_writing(operator, args, kwargs)
+        return operator.run(*args, **kwargs)
+
+    def _leave_plan(self) -> None:
+        """Forward does what the plan does not know: from here on keep everything, or go by the budget."""
+        self.parting = self.position
+        self.planned = 0
+        if self.budget is None:
+            self.keeps_everything = True
+        else:
+            self.ledger = self.backward.ledger = Ledger(self.budget)
+            self.dropped = None
+
+    def _run_writing(self, operator: Operator, args: Any, kwargs: Any) -> Any:
+        """Run a call that we do not note, but that changes something we may know."""
+        for written in _written_by(operator, args, kwargs):
+            self.storages.before_write(written)
+            if not written.requires_grad:
+                CHANGING.add(written)
+        returned = operator.run(*args, **kwargs)
+        for written in _written_by(operator, args, kwargs):
+            self.storages.forget(written)
+        return returned
+
+    def _run_noted(self, operator: Operator, types: Any, args: Any, kwargs: Any, position: int) -> Any:
+        if types or not torch.is_grad_enabled():  # of wrappers and custom functions we see the outside only
+            return self._run_opaque(operator, args, kwargs)
+        try:
+            note, written = self._note(operator, args, kwargs, position)
+        except (_Opaque, RuntimeError):  # a layout without a storage, a tensor without a version
+            return self._run_opaque(operator, args, kwargs)
+        if operator.statistics is not None:
+            for changed in _written_by(operator, args, kwargs):
+                self.storages.before_write(changed)
+                CHANGING.add(changed)
+        returned = operator.run(*args, **kwargs)
+        if written is None:
+            self._note_results(note, operator, returned)
+        else:
+            self._note_write(note, written)
+        if self.backward.plan is not None:
+            self.backward.expect(note)
+        return returned
+
+    def _run_opaque(self, operator: Operator, args: Any, kwargs: Any) -> Any:
+        if operator.writes:
+            return self._run_writing(operator, args, kwargs)
+        return operator.run(*args, **kwargs)
+
+    # Notes.
+
+    def _note(self, operator: Operator, args: Any, kwargs: Any, position: int) -> tuple[Note, Tensor | None]:
+        """The note of a call that is about to run, and the tensor that it will write to."""
+        if operator.statistics is not None:
+            args = _for_repetition(operator, args)
+        noted = list(args)
+        self.read.clear()
+        written: Tensor | None = None
+        for place in operator.places:
+            if place >= len(args):
+                break
+            argument = args[place]
+            kind = type(argument)
+            if kind is Tensor or kind is Parameter:
+                if place == operator.written:
+                    written = argument
+                else:
+                    noted[place] = self._ref(argument)
+            elif kind is list or kind is tuple:
+                noted[place] = [self._ref(entry) if isinstance(entry, Tensor) else entry for entry in argument]
+            elif isinstance(argument, Tensor):
+                raise _Opaque
+        if kwargs:
+            if operator.written_name is not None:
+                written = kwargs[operator.written_name]
+            kwargs = {
+                name: self._ref(value) if isinstance(value, Tensor) and value is not written else value
+                for name, value in kwargs.items()
+            }
+        if operator.atomics_on_cuda and not torch.are_deterministic_algorithms_enabled() and _on_cuda(args):
+            raise _Opaque
+        note = Note(operator, (), kwargs, position)
+        if operator.draws and operator.draws_with(args, kwargs):
+            note.draw = Draw.before(args, kwargs)
+            if note.draw is None:
+                raise _Opaque
+        if written is not None:
+            note.target = self._target(note, operator, written)
+            if operator.written is not None:
+                noted[operator.written] = note.target
+            elif operator.written_name is not None:
+                note.kwargs[operator.written_name] = note.target
+        note.args = tuple(noted)
+        if self.ledger is not None:
+            note.cost = self._cost(operator, args, kwargs)
+        return note, written
+
+    def _ref(self, tensor: Tensor) -> Ref:
+        """An argument as notes refer to it: by its content, which is held unless it is dropped."""
+        address = storage_address(tensor)
+        version = tensor._version
+        if tensor.is_quantized:
+            raise _Opaque
+        self.read.append(address)
+        content = self.storages.noted.get(address)
+        if content is not None and content.version == version:
+            if content.held is None and (content.constant or not content.dropped):
+                content.hold(_alias_in_mode(tensor), version, address)
+            return Ref(content, layout_of(tensor), tensor.requires_grad)
+        found = self.storages.unknown.get(address)
+        content = None if found is None else found()
+        if content is None or content.version != version:
+            content = self._unknown(tensor, version, address)
+        return Ref(content, None if content.held is tensor else layout_of(tensor), tensor.requires_grad)
+
+    def _unknown(self, tensor: Tensor, version: int, address: int) -> Content:
+        content = Content(None, 0, version, False)
+        if tensor.is_leaf and tensor.requires_grad:
+            content.hold(tensor, version, address)  # no graph hangs on it, and none can be hung on it
+        elif address in CHANGING:
+            content.hold_copy(tensor)
+        else:
+            content.hold(_alias_in_mode(tensor), version, address)
+        self.storages.unknown[address] = weakref.ref(content)
+        return content
+
+    def _target(self, note: Note, operator: Operator, written: Tensor) -> Ref:
+        """What an in-place call writes over."""
+        address = storage_address(written)
+        current = self.storages.noted.get(address)
+        if operator.fills and _covers_storage(written):
+            note.memory = written.untyped_storage().nbytes(), written.device
+            current = Content(None, 0, 0, False)
+        elif current is None or current.version != written._version:
+            raise _Opaque
+        self.storages.before_write(written)
+        return Ref(current, layout_of(written), written.requires_grad)
+
+    def _note_results(self, note: Note, operator: Operator, returned: Any) -> None:
+        dropped = self.dropped
+        for index, result in enumerate(returned if isinstance(returned, (tuple, list)) else (returned,)):
+            if type(result) is not Tensor or result.layout is not torch.strided or result.is_quantized:
+                continue
+            storage = result.untyped_storage()
+            address = storage._cdata
+            known = self.storages.noted.get(address)
+            if address in self.read or (known is not None and known.note is note):
+                continue  # a view of an argument, or of a result before
+            content = Content(note, index, result._version, dropped is None or (note.position, index) in dropped)
+            content.constant = operator.constant
+            self.storages.put(storage, content)
+            note.outputs.append((index, weakref.ref(content)))
+
+    def _note_write(self, note: Note, written: Tensor) -> None:
+        """After an in-place call; autograd counts the write once we return."""
+        dropped = self.dropped is None or (note.position, 0) in self.dropped
+        content = Content(note, 0, written._version + 1, dropped)
+        self.storages.put(written.untyped_storage(), content)
+        note.outputs.append((0, weakref.ref(content)))
+
+    def _cost(self, operator: Operator, args: Any, kwargs: Any) -> float:
+        assert self.budget is not None
+        if self.budget.seconds is not None:
+            return self.budget.seconds(operator.call, args, kwargs)
+        touched = sum(argument.nbytes for argument in args if isinstance(argument, Tensor))
+        return touched * (_PRODUCT_COST if operator.expensive else 1)
+
+    # What autograd saves.
+
+    def pack(self, tensor: Tensor) -> Any:
+        """What autograd keeps of `tensor`; never a tensor with a graph, for that graph keeps what we return."""
+        kind = type(tensor)
+        if kind is Tensor:
+            version = tensor._version
+            try:
+                content = self.storages.noted.get(storage_address(tensor))
+            except RuntimeError:  # a layout without a storage
+                content = None
+            if (
+                content is not None
+                and content.dropped
+                and content.version == version
+                and not content.constant
+                and not self.keeps_everything
+            ):
+                return self._handle(tensor, content, version)
+        if self.outer is not None:
+            pack, unpack = self.outer
+            return _ByOthers(pack(tensor), unpack)
+        if tensor.requires_grad and tensor.is_leaf:
+            return tensor, tensor._version
+        return self._keep(tensor, plain=kind is Tensor)
+
+    def _handle(self, tensor: Tensor, content: Content, version: int) -> Handle:
+        saved = None if content.saved is None else content.saved()
+        if saved is None:
+            saved = Saved(content, _alias(tensor), version)
+            content.saved = weakref.ref(saved)
+            if self.ledger is None:
+                let_go_of_memory(saved.witness)
+            else:
+                saved.size_bytes = tensor.untyped_storage().nbytes()
+                saved.put(saved.witness)
+                self.ledger.keep(saved)
+        return Handle(saved, layout_of(tensor), self.backward)
+
+    def _keep(self, tensor: Tensor, plain: bool) -> Any:
+        if not plain:
+            with torch._C.DisableTorchFunctionSubclass():
+                return tensor.detach(), tensor._version
+        kept = _alias(tensor), tensor._version
+        if self.ledger is None or tensor.layout is not torch.strided:
+            return kept
+        address = storage_address(tensor)
+        if address in self.counted:
+            return kept
+        self.counted.add(address)
+        return self.ledger.keep_for_good(*kept, tensor.untyped_storage().nbytes())
+
+    # The end of forward.
+
+    def finish(self) -> Parting | None:
+        """Where forward left the plan, if it did."""
+        self.storages.clear()
+        if self.plan is None:
+            return Parting(0, tuple(self.later))
+        if self.parting is None and self.position < len(self.steps):
+            self.parting = self.position
+        if self.parting is None:
+            return None
+        return Parting(self.parting, (*self.plan.calls[: self.parting], *self.later))
+
+
+class _ByOthers:
+    """What hooks outside the tape packed: the user's, or those of a tape around this one."""
+
+    __slots__ = ("packed", "unpack")
+
+    def __init__(self, packed: Any, unpack: Any) -> None:
+        self.packed = packed
+        self.unpack = unpack
+
+
+def unpack(packed: Any) -> Tensor:
+    """The tensor that was packed; raises what eager raises if somebody has written to it since."""
+    kind = type(packed)
+    if kind is Handle:
+        return packed.backward.unpack(packed)
+    if kind is _ByOthers:
+        return packed.unpack(packed.packed)
+    if kind is KeptForGood:
+        packed = packed.tensor, packed.version
+    tensor, version = packed
+    if tensor._version != version:
+        raise modified_in_place(tensor.type(), tensor.shape, tensor._version, version)
+    return tensor
+
+
+def _alias(tensor: Tensor) -> Tensor:
+    """Without the graph, with autograd's version counter; no mode sees it being made."""
+    with torch._C._DisableTorchDispatch():
+        return tensor.detach()
+
+
+_COUNTS_VERSIONS = torch._C.DispatchKey.ADInplaceOrView
+
+
+def _alias_in_mode(tensor: Tensor) -> Tensor:
+    """The same from inside a dispatch mode, where the keys that count versions are switched off."""
+    with torch._C._DisableTorchDispatch(), torch._C._SetExcludeDispatchKeyGuard(_COUNTS_VERSIONS, False):
+        return tensor.detach()
+
+
+def _written_by(operator: Operator, args: Any, kwargs: Any) -> list[Tensor]:
+    """The tensors that a call changes."""
+    places = operator.other_written
+    if operator.written is not None:
+        places = (operator.written,)
+    elif operator.written_name is not None:
+        return [kwargs[operator.written_name]]
+    elif operator.statistics is not None:
+        statistics, training = operator.statistics
+        places = statistics if args[training] else ()
+    found: list[Tensor] = []
+    for place in places:
+        argument = operator.argument(place, args, kwargs)
+        found += argument if isinstance(argument, (list, tuple)) else (argument,)
+    return [entry for entry in found if isinstance(entry, Tensor) and _has_storage(entry)]
+
+
+def _has_storage(tensor: Tensor) -> bool:
+    try:
+        storage_address(tensor)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _for_repetition(operator: Operator, args: Any) -> Any:
+    """A batch norm's arguments for the notes: it must not update, nor read what others update without a trace."""
+    harmless = without_running_statistics(operator.call, args)
+    if harmless is not None:
+        return harmless
+    assert operator.statistics is not None
+    read, _ = operator.statistics
+    for place in read:
+        if args[place] is not None:
+            CHANGING.add(args[place])
+    return args
+
+
+def _on_cuda(args: Any) -> bool:
+    return any(isinstance(argument, Tensor) and argument.is_cuda for argument in args)
+
+
+def _has_shape(returned: Any, shape: tuple[int, ...]) -> bool:
+    first = returned[0] if isinstance(returned, (tuple, list)) else returned
+    return bool(first.shape == shape)
+
+
+def _covers_storage(tensor: Tensor) -> bool:
+    """Whether writing to all of the tensor writes to all of its storage."""
+    if tensor.numel() * tensor.element_size() != tensor.untyped_storage().nbytes():
+        return False
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
