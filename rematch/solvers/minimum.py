@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from rematch.graph import Graph, Schedule, baseline, simulate
 from rematch.solvers.base import Deadline, Problem
 from rematch.solvers.common.highs import minimise
+from rematch.solvers.common.local_search import LocalSearch
 from rematch.solvers.common.precedence import Precedence
-from rematch.solvers.default.anneal import LocalSearch
 from rematch.solvers.default.epoch_model import EpochModel, Refinement
 from rematch.solvers.default.epochs import first_moments
 

@@ -35,8 +35,8 @@ from rematch.solvers.base import (
     ignore_progress,
     make_solver,
 )
+from rematch.solvers.common.local_search import LocalSearch
 from rematch.solvers.common.pruning import offer_in_default_order
-from rematch.solvers.default.anneal import LocalSearch
 from rematch.solvers.default.epochs import relax_epochs, search_epochs
 from rematch.solvers.default.greedy import Greedy, greedy_schedule
 from rematch.solvers.incumbent import Incumbent

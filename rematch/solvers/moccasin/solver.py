@@ -51,8 +51,8 @@ import numpy as np
 from rematch.errors import SolverError, unknown_name
 from rematch.graph import Graph, Schedule, baseline, simulate
 from rematch.solvers.base import BoundScope, Deadline, OnProgress, Problem, Solution, Solver
+from rematch.solvers.common.local_search import recomputations_of, schedule_of
 from rematch.solvers.common.order import Order
-from rematch.solvers.default.anneal import recomputations_of, schedule_of
 from rematch.solvers.default.greedy import Greedy, greedy_schedule
 from rematch.solvers.incumbent import Incumbent
 from rematch.solvers.minimum import surely_needed_bytes

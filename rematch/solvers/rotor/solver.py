@@ -43,9 +43,9 @@ from rematch.solvers.common.blocks import (
     total_bytes,
 )
 from rematch.solvers.common.forward_pass import is_linear
+from rematch.solvers.common.local_search import LocalSearch
 from rematch.solvers.common.options import MOVES_PER_OP, Flattening, option_of, undominated, with_saving_limit
 from rematch.solvers.common.pruning import in_turn, pruned
-from rematch.solvers.default.anneal import LocalSearch
 from rematch.solvers.incumbent import Incumbent
 from rematch.solvers.rotor.chain import Action, Alone, ChainBlock, ChainStep, ChainTable
 
