@@ -37,7 +37,7 @@ class KeepEvery(Solver):
             if seen.valid and seen.peak_bytes <= problem.budget_bytes and seen.seconds < best_seconds:
                 best, best_seconds = schedule, seen.seconds
                 on_progress(Progress(deadline.elapsed, self.name, f"k = {distance}", best_seconds))
-        return Solution(best, Status.TIMEOUT if best is None else Status.FEASIBLE, self.name)
+        return Solution(best, Status.NOT_FOUND if best is None else Status.FEASIBLE, self.name)
 
 
 def keep_every(graph: Graph, distance: int) -> Schedule:

@@ -94,7 +94,7 @@ def test_no_schedule_is_status_1_with_what_to_try_and_no_file(graph_file: Path) 
     result = rematch(*args, "--json")
     assert result.exit_code == 1
     found = json.loads(result.stdout)
-    assert (found["status"], found["peak_bytes"], found["gap_pct"]) == ("timeout", None, None)
+    assert (found["status"], found["peak_bytes"], found["gap_pct"]) == ("not found", None, None)
     assert not plan.exists()
 
 

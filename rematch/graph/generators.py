@@ -61,10 +61,7 @@ def training_graph(forward: Graph, backward_ratio: float = 2.0) -> Graph:
     loss_value = len(forward.values)
     gradient = {op: loss_value + 1 + rank for rank, op in enumerate(reversed(order))}
     made = [sum(forward.values[v].size_bytes for v in op.outputs) for op in forward.ops]
-    readers = [
-        dict.fromkeys(int(user) for v in op.outputs for user in a.users[a.users_ptr[v] : a.users_ptr[v + 1]])
-        for op in forward.ops
-    ]
+    readers = [dict.fromkeys(int(user) for v in op.outputs for user in a.users_of(v)) for op in forward.ops]
     last = order[-1]
     ops = [*forward.ops, Op("loss", 0.0, forward.ops[last].outputs, (loss_value,), phase=Phase.LOSS)]
     values = [*forward.values, Value("loss", 4)]

@@ -120,6 +120,18 @@ class GraphArrays:
     recompute_after_loss: bool
     resident_bytes: int
 
+    def inputs_of(self, op: int) -> Ints:
+        """Distinct values that `op` reads."""
+        return self.inputs[self.inputs_ptr[op] : self.inputs_ptr[op + 1]]
+
+    def outputs_of(self, op: int) -> Ints:
+        """Values that `op` makes."""
+        return self.outputs[self.outputs_ptr[op] : self.outputs_ptr[op + 1]]
+
+    def users_of(self, value: int) -> Ints:
+        """Operators that read `value`, in default order."""
+        return self.users[self.users_ptr[value] : self.users_ptr[value + 1]]
+
 
 @dataclass(frozen=True)
 class Graph:
@@ -167,6 +179,12 @@ class Graph:
         a = self.arrays
         touched = _row_sums(a.size[a.inputs], a.inputs_ptr) + _row_sums(a.size[a.outputs], a.outputs_ptr)
         return a.resident_bytes + touched + a.workspace
+
+    @property
+    def end_bytes(self) -> int:
+        """What is in memory when all has run: residents, targets and held values."""
+        a = self.arrays
+        return a.resident_bytes + int(a.size[a.target | a.held].sum())
 
     @property
     def largest_op_bytes(self) -> int:

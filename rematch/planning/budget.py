@@ -62,8 +62,7 @@ def require_possible(graph: Graph, budget_bytes: int) -> None:
             f"budget {format_bytes(budget_bytes)} is below what one operator needs: {_op_need(graph, op)}; "
             f"{_nearest(max(needs))}"
         )
-    a = graph.arrays
-    at_end = a.resident_bytes + int(a.size[a.target | a.held].sum())
+    at_end = graph.end_bytes
     if at_end > budget_bytes:
         raise BudgetInfeasible(
             f"budget {format_bytes(budget_bytes)} is below what must be alive at the end: "
@@ -73,8 +72,7 @@ def require_possible(graph: Graph, budget_bytes: int) -> None:
 
 def describe_largest_need(graph: Graph) -> str:
     """What no schedule can do without: the hungriest operator, or all that must be alive at the end."""
-    a = graph.arrays
-    at_end = a.resident_bytes + int(a.size[a.target | a.held].sum())
+    at_end = graph.end_bytes
     if not graph.ops or at_end > graph.largest_op_bytes:
         return f"Alive at the end are {format_bytes(at_end)}: parameters and other residents, gradients and outputs."
     op = int(graph.op_bytes.argmax())
@@ -87,8 +85,8 @@ def _op_need(graph: Graph, op: int) -> str:
     a = graph.arrays
     parts = {
         "resident": a.resident_bytes,
-        "inputs": int(a.size[a.inputs[a.inputs_ptr[op] : a.inputs_ptr[op + 1]]].sum()),
-        "outputs": int(a.size[a.outputs[a.outputs_ptr[op] : a.outputs_ptr[op + 1]]].sum()),
+        "inputs": int(a.size[a.inputs_of(op)].sum()),
+        "outputs": int(a.size[a.outputs_of(op)].sum()),
         "workspace": int(a.workspace[op]),
     }
     shown = ", ".join(f"{role} {format_bytes(size)}" for role, size in parts.items() if size)

@@ -59,14 +59,7 @@ def _edges(graph: Graph, ops: Sequence[int]) -> list[tuple[int, int]]:
     """Pairs of a forward operator and one that reads from it."""
     a = graph.arrays
     among = set(ops)
-    return sorted(
-        {
-            (int(maker), op)
-            for op in ops
-            for maker in a.producer[a.inputs[a.inputs_ptr[op] : a.inputs_ptr[op + 1]]]
-            if int(maker) in among
-        }
-    )
+    return sorted({(int(maker), op) for op in ops for maker in a.producer[a.inputs_of(op)] if int(maker) in among})
 
 
 def _places(ops: Sequence[int], edges: Sequence[tuple[int, int]]) -> dict[int, Place]:

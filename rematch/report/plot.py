@@ -176,7 +176,7 @@ def _kept(graph: Graph, schedule: Schedule) -> list[list[tuple[float, float]]]:
             continue
         row = len(done)
         done.add(step)
-        for value in a.outputs[a.outputs_ptr[step] : a.outputs_ptr[step + 1]].tolist():
+        for value in a.outputs_of(step).tolist():
             if value in since:
                 end(value)
             since[value] = row

@@ -36,7 +36,7 @@ class Status(Enum):
     OPTIMAL = "optimal"  # the schedule is as fast as the lower bound, within its scope
     FEASIBLE = "feasible"  # a schedule within the budget, perhaps not the fastest
     INFEASIBLE = "infeasible"  # proved: no schedule (of the bound's scope) keeps the budget
-    TIMEOUT = "timeout"  # nothing found, nothing proved
+    NOT_FOUND = "not found"  # and nothing proved: the method, or its time, came to an end
 
 
 class BoundScope(Enum):

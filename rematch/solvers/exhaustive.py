@@ -56,7 +56,7 @@ class Exhaustive(Solver):
         try:
             sequence = _Search(problem.graph, problem.budget_bytes, self.order).fastest(deadline)
         except TimeoutError:
-            return Solution(None, Status.TIMEOUT, self.name, bound_scope=scope)
+            return Solution(None, Status.NOT_FOUND, self.name, bound_scope=scope)
         if sequence is None:
             return Solution(
                 None, Status.INFEASIBLE, self.name, bound_scope=scope, infeasible_up_to_bytes=problem.budget_bytes

@@ -100,7 +100,7 @@ class Incumbent:
 
     def solution(self, solver: str) -> Solution:
         if self.schedule is None:
-            status = Status.INFEASIBLE if self.infeasible else Status.TIMEOUT
+            status = Status.INFEASIBLE if self.infeasible else Status.NOT_FOUND
         else:
             proved = self.seconds - self.bound_seconds <= _SAME * self._scale
             status = Status.OPTIMAL if proved else Status.FEASIBLE

@@ -33,9 +33,7 @@ class BudgetRange:
 
 def surely_needed_bytes(graph: Graph) -> int:
     """A budget below this is impossible in any order: the largest operator, or all that must be alive at the end."""
-    a = graph.arrays
-    at_the_end = a.resident_bytes + int(a.size[a.target | a.held].sum())
-    return max(graph.largest_op_bytes, at_the_end)
+    return max(graph.largest_op_bytes, graph.end_bytes)
 
 
 def smallest_budget(graph: Graph, deadline: Deadline, *, seed: int = 0) -> BudgetRange:

@@ -24,7 +24,7 @@ class NoRemat(Solver):
         fits = simulate(problem.graph, schedule).peak_bytes <= problem.budget_bytes
         return Solution(
             schedule=schedule if fits else None,
-            status=Status.OPTIMAL if fits else Status.TIMEOUT,
+            status=Status.OPTIMAL if fits else Status.NOT_FOUND,
             solver=self.name,
             lower_bound_seconds=problem.graph.baseline_seconds,
             bound_scope=BoundScope.ANY_ORDER,

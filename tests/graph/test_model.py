@@ -99,8 +99,8 @@ def test_arrays_say_what_the_graph_says(graph: Graph) -> None:
     a = graph.arrays
     free = [v for v, value in enumerate(graph.values) if not value.resident]
     for index, op in enumerate(graph.ops):
-        assert a.inputs[a.inputs_ptr[index] : a.inputs_ptr[index + 1]].tolist() == [v for v in op.inputs if v in free]
-        assert a.outputs[a.outputs_ptr[index] : a.outputs_ptr[index + 1]].tolist() == list(op.outputs)
+        assert a.inputs_of(index).tolist() == [v for v in op.inputs if v in free]
+        assert a.outputs_of(index).tolist() == list(op.outputs)
         assert all(a.producer[value] == index for value in op.outputs)
         assert a.once[index] == is_once(graph, index)
         assert graph.order[a.position[index]] == index
@@ -109,7 +109,7 @@ def test_arrays_say_what_the_graph_says(graph: Graph) -> None:
         assert graph.op_bytes[index] == resident_bytes(graph) + own
     for value in range(len(graph.values)):
         readers = [op for op in graph.order if value in graph.ops[op].inputs and value in free]
-        assert a.users[a.users_ptr[value] : a.users_ptr[value + 1]].tolist() == readers
+        assert a.users_of(value).tolist() == readers
         assert a.target[value] == (value in graph.targets and value in free)
         assert a.held[value] == (value in graph.held and value in free)
 
@@ -174,6 +174,7 @@ def test_figures() -> None:
     assert graph.baseline_seconds == 3.5
     assert graph.op_bytes.tolist() == [16, 22]
     assert graph.largest_op_bytes == 22
+    assert (graph.end_bytes, replace(graph, targets=frozenset({0, 2})).end_bytes) == (10, 18)
     assert graph.loss is None
     assert Graph((), (WEIGHTS,)).largest_op_bytes == 1
 

@@ -58,7 +58,7 @@ def test_figures_are_those_of_the_oracle(graph: Graph, problem: Problem, plan: P
 
 
 def test_what_is_not_known_is_none(problem: Problem) -> None:
-    f = Figures.of(problem, Solution(None, Status.TIMEOUT, "nobody", feasible_from_bytes=7))
+    f = Figures.of(problem, Solution(None, Status.NOT_FOUND, "nobody", feasible_from_bytes=7))
     assert (f.peak_bytes, f.seconds, f.computes, f.overhead_pct, f.lower_bound_pct, f.gap_pct) == (None,) * 6
     assert f.feasible_from_bytes == 7
 

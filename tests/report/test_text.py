@@ -139,6 +139,6 @@ def test_a_failure_says_what_is_known_and_what_to_try() -> None:
     assert "has no schedule within" in proved
     assert "nothing fits up to 1.00 MiB; a schedule is known for 3.00 MiB; try --budget 3145728" in proved
     assert failure(Status.INFEASIBLE).endswith("try a larger --budget")
-    assert "none ruled out; try a larger --budget or another --solver" in failure(Status.TIMEOUT)
-    assert "try a larger --budget, a longer --time-limit or another" in failure(Status.TIMEOUT, solve_seconds=60.1)
+    assert "none ruled out; try a larger --budget or another --solver" in failure(Status.NOT_FOUND)
+    assert "try a larger --budget, a longer --time-limit or another" in failure(Status.NOT_FOUND, solve_seconds=60.1)
     assert "\n" not in proved

@@ -124,14 +124,14 @@ def test_a_proof_that_there_is_no_schedule() -> None:
     assert (solution.status, solution.schedule, solution.lower_bound_seconds) == (Status.INFEASIBLE, None, None)
 
 
-def test_nothing_found_and_nothing_proved_is_a_timeout() -> None:
+def test_nothing_found_and_nothing_proved_is_not_found() -> None:
     deadline = Deadline()
     best = incumbent(5, deadline=deadline)
     assert not best.over
     deadline.stop()
     assert best.over
     assert not best.closed
-    assert best.solution("test").status is Status.TIMEOUT
+    assert best.solution("test").status is Status.NOT_FOUND
 
 
 def test_gives_up_early_only_without_a_schedule() -> None:

@@ -477,9 +477,9 @@ class CheckmateModel:
         loss_stage = int(np.argmax(ran[:, a.loss])) if a.loss >= 0 else self.stage_count
         for stage in range(self.stage_count - 1, -1, -1):
             for op in a.order[ran[stage, a.order]][::-1].tolist():
-                made = a.outputs[a.outputs_ptr[op] : a.outputs_ptr[op + 1]]
+                made = a.outputs_of(op)
                 needed[made] = a.held[made] & (stage > loss_stage)
-                needed[a.inputs[a.inputs_ptr[op] : a.inputs_ptr[op + 1]]] = True
+                needed[a.inputs_of(op)] = True
                 if op == a.loss:
                     needed |= a.held & (a.producer >= 0)
             kept[stage] = needed

@@ -56,7 +56,7 @@ def _neighbours(graph: Graph, ops: Ints) -> list[list[int]]:
     vertex = {int(op): index for index, op in enumerate(ops, start=1)}
     edges = {(0, 1), (len(ops), end)} if len(ops) else set()
     for op in [*ops.tolist(), *([a.loss] if a.loss >= 0 else [])]:
-        for value in a.inputs[a.inputs_ptr[op] : a.inputs_ptr[op + 1]].tolist():
+        for value in a.inputs_of(op).tolist():
             maker = int(a.producer[value])
             if maker in vertex:
                 edges.add((vertex[maker], vertex.get(op, end)))

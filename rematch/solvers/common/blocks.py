@@ -187,7 +187,7 @@ def _count_reading_output_only(graph: Graph, block_of: Sequence[int], ops: Seque
 def _users(graph: Graph, value: int) -> list[int]:
     """Operators that read a value."""
     a = graph.arrays
-    readers: list[int] = a.users[a.users_ptr[value] : a.users_ptr[value + 1]].tolist()
+    readers: list[int] = a.users_of(value).tolist()
     return readers
 
 

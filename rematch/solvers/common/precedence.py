@@ -57,8 +57,8 @@ class Precedence:
     def touched(self, op: int) -> Ints:
         """Values that `op` reads or makes."""
         a = self.graph.arrays
-        made = a.outputs[a.outputs_ptr[op] : a.outputs_ptr[op + 1]]
-        return np.unique(np.concatenate((a.inputs[a.inputs_ptr[op] : a.inputs_ptr[op + 1]], made)))
+        made = a.outputs_of(op)
+        return np.unique(np.concatenate((a.inputs_of(op), made)))
 
 
 def _useful_until(graph: Graph, wanted: Ints) -> Ints:
@@ -68,9 +68,9 @@ def _useful_until(graph: Graph, wanted: Ints) -> Ints:
     first_stage, last_stage = a.first_stage.tolist(), a.last_stage.tolist()
     for position in range(len(graph.ops) - 1, -1, -1):
         op = int(a.order[position])
-        made = a.outputs[a.outputs_ptr[op] : a.outputs_ptr[op + 1]].tolist()
+        made = a.outputs_of(op).tolist()
         again_until = min(last_stage[op], max((useful[value] for value in made), default=-1))
         until = again_until if again_until >= first_stage[op] else position
-        for value in a.inputs[a.inputs_ptr[op] : a.inputs_ptr[op + 1]].tolist():
+        for value in a.inputs_of(op).tolist():
             useful[value] = max(useful[value], until)
     return np.array(useful, dtype=np.int32)

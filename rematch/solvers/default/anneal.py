@@ -60,7 +60,7 @@ class Anneal(Solver):
         optimal = search.finished and search.best is not None  # nothing that takes time is recomputed
         return Solution(
             schedule=search.best,
-            status=Status.TIMEOUT if search.best is None else Status.OPTIMAL if optimal else Status.FEASIBLE,
+            status=Status.NOT_FOUND if search.best is None else Status.OPTIMAL if optimal else Status.FEASIBLE,
             solver=self.name,
             lower_bound_seconds=graph.baseline_seconds,
             bound_scope=BoundScope.ANY_ORDER,

@@ -289,8 +289,8 @@ def _readers(graph: Graph, op: int) -> list[int]:
     """Operators that read what `op` makes; the loss reads what is held."""
     a = graph.arrays
     readers: list[int] = []
-    for value in a.outputs[a.outputs_ptr[op] : a.outputs_ptr[op + 1]].tolist():
-        readers.extend(a.users[a.users_ptr[value] : a.users_ptr[value + 1]].tolist())
+    for value in a.outputs_of(op).tolist():
+        readers.extend(a.users_of(value).tolist())
         if a.held[value]:
             readers.append(a.loss)
     return readers

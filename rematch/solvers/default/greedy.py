@@ -37,7 +37,7 @@ class Greedy(Solver):
         schedule = greedy_schedule(problem, deadline)
         seen = simulate(problem.graph, schedule)
         if seen.peak_bytes > problem.budget_bytes:
-            return Solution(None, Status.TIMEOUT, self.name)
+            return Solution(None, Status.NOT_FOUND, self.name)
         bound = problem.graph.baseline_seconds
         on_progress(Progress(deadline.elapsed, self.name, best_seconds=seen.seconds, bound_seconds=bound))
         return Solution(schedule, Status.FEASIBLE, self.name, bound, BoundScope.ANY_ORDER)

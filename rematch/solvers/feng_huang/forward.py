@@ -73,7 +73,7 @@ def _reads_among(graph: Graph, ops: Sequence[int]) -> dict[int, list[int]]:
     """For each operator in `ops`, in their order, the others among them whose values it reads."""
     a = graph.arrays
     among = set(ops)
-    rows = ((op, a.producer[a.inputs[a.inputs_ptr[op] : a.inputs_ptr[op + 1]]].tolist()) for op in ops)
+    rows = ((op, a.producer[a.inputs_of(op)].tolist()) for op in ops)
     return {op: list(dict.fromkeys(maker for maker in makers if maker in among)) for op, makers in rows}
 
 
@@ -91,7 +91,7 @@ def _reading(graph: Graph, reads: dict[int, list[int]], members: dict[int, tuple
     leaving, again = may_leave(graph), may_run_again(graph)
     sizes, seconds = [0], [0.0]
     for ops in members.values():
-        made = [value for op in ops for value in a.outputs[a.outputs_ptr[op] : a.outputs_ptr[op + 1]] if leaving[value]]
+        made = [value for op in ops for value in a.outputs_of(op) if leaving[value]]
         sizes.append(int(a.size[made].sum()))
         seconds.append(float(sum(a.seconds[op] for op in ops if again[op])))
     return Reading(Dag.of([*sizes, 0], edges, [*seconds, 0.0]), ((), *members.values(), ()))

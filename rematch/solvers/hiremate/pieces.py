@@ -129,7 +129,7 @@ class _Cutter:
 
     def _is_read_outside(self, value: int, stretch: range) -> bool:
         a = self._graph.arrays
-        readers = a.users[a.users_ptr[value] : a.users_ptr[value + 1]].tolist()
+        readers = a.users_of(value).tolist()
         return any(self._place.get(reader, -1) not in stretch for reader in readers)
 
 

@@ -112,7 +112,7 @@ def _ancestor_counts(graph: Graph) -> list[int]:
     a = graph.arrays
     before = [0] * len(graph.ops)  # as bit sets
     for op in graph.order:
-        for value in a.inputs[a.inputs_ptr[op] : a.inputs_ptr[op + 1]].tolist():
+        for value in a.inputs_of(op).tolist():
             producer = int(a.producer[value])
             before[op] |= before[producer] | 1 << producer
     return [ancestors.bit_count() for ancestors in before]
@@ -221,7 +221,7 @@ class RetentionModel:
         """Each produced value with each reader of it; the loss reads what is held, the end what must be there then."""
         a = self.graph.arrays
         for value in np.flatnonzero(a.producer >= 0).tolist():
-            readers = a.users[a.users_ptr[value] : a.users_ptr[value + 1]].tolist()
+            readers = a.users_of(value).tolist()
             for reader in [*readers, a.loss] if a.held[value] else readers:
                 yield value, self.of_op[reader]
             if a.held[value] or a.target[value]:
@@ -285,7 +285,7 @@ class RetentionModel:
         """What (5) implies for first computations."""
         a = self.graph.arrays
         for op, several in enumerate(self.of_op):
-            for value in a.inputs[a.inputs_ptr[op] : a.inputs_ptr[op + 1]].tolist():
+            for value in a.inputs_of(op).tolist():
                 self.program.add(self.of_op[a.producer[value]][0].start < several[0].start)
 
     def _once_windows(self) -> None:
@@ -401,7 +401,7 @@ def without_vain(graph: Graph, schedule: Schedule) -> Schedule:
             continue
         kept.append(op)
         needed.difference_update(graph.ops[op].outputs)
-        reads = a.inputs[a.inputs_ptr[op] : a.inputs_ptr[op + 1]].tolist()
+        reads = a.inputs_of(op).tolist()
         reads += np.flatnonzero(a.held).tolist() if op == a.loss else []
         needed.update(value for value in reads if a.size[value])
     return Schedule.from_ops(graph, kept[::-1])

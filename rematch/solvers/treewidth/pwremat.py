@@ -136,7 +136,7 @@ def _reads(graph: Graph) -> set[Edge]:
     edges = {
         (position[maker], position[reader])
         for value, maker in enumerate(a.producer.tolist())
-        for reader in a.users[a.users_ptr[value] : a.users_ptr[value + 1]].tolist()
+        for reader in a.users_of(value).tolist()
     }
     if a.loss >= 0:
         makers = a.producer[a.held]

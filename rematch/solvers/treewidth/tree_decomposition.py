@@ -46,7 +46,7 @@ def operator_neighbours(graph: Graph) -> list[set[int]]:
     a = graph.arrays
     neighbours: list[set[int]] = [set() for _ in graph.ops]
     for value, maker in enumerate(a.producer.tolist()):
-        for reader in a.users[a.users_ptr[value] : a.users_ptr[value + 1]].tolist():
+        for reader in a.users_of(value).tolist():
             neighbours[maker].add(reader)
             neighbours[reader].add(maker)
     return neighbours

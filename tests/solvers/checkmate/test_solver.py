@@ -168,7 +168,7 @@ def test_a_start_is_improved_on() -> None:
 def test_ends_at_the_deadline_with_the_bound_it_has() -> None:
     graph = gpt(layers=2)
     solution = solve(Problem(graph, peak_bytes(graph) * 60 // 100), "checkmate", time_limit=1.0, start=baseline(graph))
-    assert solution.status in (Status.TIMEOUT, Status.FEASIBLE, Status.OPTIMAL)
+    assert solution.status in (Status.NOT_FOUND, Status.FEASIBLE, Status.OPTIMAL)
     assert solution.lower_bound_seconds is not None
 
 
