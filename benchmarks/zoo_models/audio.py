@@ -65,7 +65,7 @@ def whisper() -> Example:
     model = built(
         "Whisper", "ForConditionalGeneration", **settings, **specials, suppress_tokens=None, begin_suppress_tokens=[]
     )
-    return Example(model, {"input_features": torch.randn(2, 16, 100), "labels": tokens(2, 24)}, own_loss)
+    return Example(model, {"input_features": torch.randn(4, 16, 100), "labels": tokens(4, 24)}, own_loss)
 
 
 @family.model("speech-to-text")
@@ -87,7 +87,7 @@ def speech_to_text() -> Example:
         max_source_positions=128,
         max_target_positions=64,
     )
-    return Example(model, {"input_features": torch.randn(2, 100, 16), "labels": tokens(2, 24)}, own_loss)
+    return Example(model, {"input_features": torch.randn(4, 100, 16), "labels": tokens(4, 24)}, own_loss)
 
 
 @family.model("speecht5")
@@ -136,7 +136,7 @@ def ast() -> Example:
         max_length=32,
         num_mel_bins=16,
     )
-    return Example(model, {"input_values": torch.randn(2, 32, 16), "labels": torch.arange(2)}, own_loss)
+    return Example(model, {"input_values": torch.randn(6, 32, 16), "labels": torch.arange(6) % 2}, own_loss)
 
 
 @family.model("encodec")

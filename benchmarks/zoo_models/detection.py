@@ -101,7 +101,7 @@ def rt_detr() -> Example:
         num_labels=5,
     )
     return Example(
-        model, torch.randn(2, 3, 64, 64), lambda output: mean_square(output.logits) + mean_square(output.pred_boxes)
+        model, torch.randn(8, 3, 64, 64), lambda output: mean_square(output.logits) + mean_square(output.pred_boxes)
     )
 
 
@@ -112,7 +112,7 @@ def yolos() -> Example:
         "Yolos", "ForObjectDetection", **{**IMAGES, "image_size": [32, 32]}, num_detection_tokens=8, num_labels=5
     )
     return Example(
-        model, torch.randn(2, 3, 32, 32), lambda output: mean_square(output.logits) + mean_square(output.pred_boxes)
+        model, torch.randn(4, 3, 32, 32), lambda output: mean_square(output.logits) + mean_square(output.pred_boxes)
     )
 
 
@@ -137,9 +137,9 @@ def owlvit() -> Example:
     }
     model = built("OwlViT", "ForObjectDetection", text_config=text, vision_config=vision, projection_dim=32)
     sample = {
-        "pixel_values": torch.randn(2, 3, 32, 32),
-        "input_ids": torch.randint(3, 60, (4, 8)),
-        "attention_mask": torch.ones(4, 8, dtype=torch.long),
+        "pixel_values": torch.randn(4, 3, 32, 32),
+        "input_ids": torch.randint(3, 60, (8, 8)),
+        "attention_mask": torch.ones(8, 8, dtype=torch.long),
     }
     return Example(model, sample, lambda output: mean_square(output.logits) + mean_square(output.pred_boxes))
 
@@ -183,7 +183,7 @@ def maskformer() -> Example:
         fpn_feature_size=32,
         mask_feature_size=32,
     )
-    return Example(model, torch.randn(1, 3, 64, 64), mask_outputs)
+    return Example(model, torch.randn(4, 3, 64, 64), mask_outputs)
 
 
 @family.model("mask2former", needs=("scipy",))
@@ -204,4 +204,4 @@ def mask2former() -> Example:
         num_queries=8,
         train_num_points=64,
     )
-    return Example(model, torch.randn(1, 3, 64, 64), mask_outputs)
+    return Example(model, torch.randn(4, 3, 64, 64), mask_outputs)

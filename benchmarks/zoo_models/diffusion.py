@@ -27,7 +27,9 @@ def unet2d() -> Example:
         up_block_types=("AttnUpBlock2D", "UpBlock2D"),
         attention_head_dim=8,
     )
-    return Example(model.train(), {"sample": torch.randn(2, 3, 16, 16), "timestep": torch.tensor([3, 7])}, denoiser)
+    return Example(
+        model.train(), {"sample": torch.randn(4, 3, 16, 16), "timestep": torch.tensor([3, 7, 1, 9])}, denoiser
+    )
 
 
 def conditional(**more: Any) -> tuple[Any, dict[str, Any]]:
@@ -45,9 +47,9 @@ def conditional(**more: Any) -> tuple[Any, dict[str, Any]]:
         **more,
     )
     sample = {
-        "sample": torch.randn(2, 4, 16, 16),
-        "timestep": torch.tensor([3, 7]),
-        "encoder_hidden_states": torch.randn(2, 8, 32),
+        "sample": torch.randn(4, 4, 16, 16),
+        "timestep": torch.tensor([3, 7, 1, 9]),
+        "encoder_hidden_states": torch.randn(4, 8, 32),
     }
     return model.train(), sample
 
@@ -84,7 +86,7 @@ def autoencoder_kl() -> Example:
         down_block_types=("DownEncoderBlock2D",) * 2,
         up_block_types=("UpDecoderBlock2D",) * 2,
     )
-    return Example(model.train(), {"sample": torch.randn(2, 3, 32, 32), "sample_posterior": True}, denoiser)
+    return Example(model.train(), {"sample": torch.randn(4, 3, 32, 32), "sample_posterior": True}, denoiser)
 
 
 @family.model("vq-model")
@@ -102,7 +104,7 @@ def vq_model() -> Example:
         down_block_types=("DownEncoderBlock2D",) * 2,
         up_block_types=("UpDecoderBlock2D",) * 2,
     )
-    return Example(model.train(), torch.randn(2, 3, 32, 32), denoiser)
+    return Example(model.train(), torch.randn(4, 3, 32, 32), denoiser)
 
 
 @family.model("dit")
@@ -122,9 +124,9 @@ def dit() -> Example:
         norm_num_groups=4,
     )
     sample = {
-        "hidden_states": torch.randn(2, 4, 16, 16),
-        "timestep": torch.tensor([3, 7]),
-        "class_labels": torch.tensor([1, 2]),
+        "hidden_states": torch.randn(4, 4, 16, 16),
+        "timestep": torch.tensor([3, 7, 1, 9]),
+        "class_labels": torch.tensor([1, 2, 3, 4]),
     }
     return Example(model.train(), sample, denoiser)
 
@@ -146,9 +148,9 @@ def pixart() -> Example:
         use_additional_conditions=False,
     )
     sample = {
-        "hidden_states": torch.randn(2, 4, 16, 16),
-        "encoder_hidden_states": torch.randn(2, 8, 32),
-        "timestep": torch.tensor([3, 7]),
+        "hidden_states": torch.randn(4, 4, 16, 16),
+        "encoder_hidden_states": torch.randn(4, 8, 32),
+        "timestep": torch.tensor([3, 7, 1, 9]),
         "added_cond_kwargs": {"resolution": None, "aspect_ratio": None},
     }
     return Example(model.train(), sample, denoiser)
@@ -172,10 +174,10 @@ def sd3() -> Example:
         pos_embed_max_size=16,
     )
     sample = {
-        "hidden_states": torch.randn(2, 4, 16, 16),
-        "encoder_hidden_states": torch.randn(2, 8, 32),
-        "pooled_projections": torch.randn(2, 16),
-        "timestep": torch.tensor([3.0, 7.0]),
+        "hidden_states": torch.randn(4, 4, 16, 16),
+        "encoder_hidden_states": torch.randn(4, 8, 32),
+        "pooled_projections": torch.randn(4, 16),
+        "timestep": torch.tensor([3.0, 7.0, 1.0, 9.0]),
     }
     return Example(model.train(), sample, denoiser)
 
@@ -196,10 +198,10 @@ def flux() -> Example:
         axes_dims_rope=(4, 6, 6),
     )
     sample = {
-        "hidden_states": torch.randn(1, 64, 16),
-        "encoder_hidden_states": torch.randn(1, 8, 32),
-        "pooled_projections": torch.randn(1, 16),
-        "timestep": torch.tensor([0.3]),
+        "hidden_states": torch.randn(4, 64, 16),
+        "encoder_hidden_states": torch.randn(4, 8, 32),
+        "pooled_projections": torch.randn(4, 16),
+        "timestep": torch.tensor([0.3, 0.7, 0.1, 0.9]),
         "img_ids": torch.randn(64, 3),
         "txt_ids": torch.zeros(8, 3),
     }
@@ -221,10 +223,10 @@ def controlnet() -> Example:
         down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
     )
     sample = {
-        "sample": torch.randn(2, 4, 16, 16),
-        "timestep": torch.tensor([3, 7]),
-        "encoder_hidden_states": torch.randn(2, 8, 32),
-        "controlnet_cond": torch.randn(2, 3, 32, 32),
+        "sample": torch.randn(4, 4, 16, 16),
+        "timestep": torch.tensor([3, 7, 1, 9]),
+        "encoder_hidden_states": torch.randn(4, 8, 32),
+        "controlnet_cond": torch.randn(4, 3, 32, 32),
     }
 
     def loss(output: Any) -> torch.Tensor:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from .base import Family
+from typing import Any
+
+from .base import Example, Family
 from .hugging_face import language_model
 
 family = Family("experts", needs=("transformers",))
 GROUPED = {"num_key_value_heads": 2}
 
-family.add("mixtral", language_model, "Mixtral", num_local_experts=4, **GROUPED)
-family.add(
-    "mixtral-eager-experts", language_model, "Mixtral", num_local_experts=4, experts_implementation="eager", **GROUPED
-)
+
+def mixture(name: str, head: str = "ForCausalLM", **settings: Any) -> Example:
+    """Experts have many parameters: a larger batch keeps most of the memory in activations."""
+    return language_model(name, head, batch=4, **settings)
+
+
+family.add("mixtral", mixture, "Mixtral", num_local_experts=4, **GROUPED)
+family.add("mixtral-eager-experts", mixture, "Mixtral", num_local_experts=4, experts_implementation="eager", **GROUPED)
 family.add(
     "qwen2-moe",
-    language_model,
+    mixture,
     "Qwen2Moe",
     num_experts=4,
     num_experts_per_tok=2,
@@ -24,7 +30,7 @@ family.add(
 )
 family.add(
     "qwen3-moe",
-    language_model,
+    mixture,
     "Qwen3Moe",
     head_dim=16,
     num_experts=4,
@@ -34,7 +40,7 @@ family.add(
 )
 family.add(
     "deepseek-v2",
-    language_model,
+    mixture,
     "DeepseekV2",
     num_key_value_heads=4,
     n_routed_experts=4,
@@ -52,7 +58,7 @@ family.add(
 )
 family.add(
     "deepseek-v3",
-    language_model,
+    mixture,
     "DeepseekV3",
     num_key_value_heads=4,
     n_routed_experts=4,
@@ -70,7 +76,7 @@ family.add(
 )
 family.add(
     "gpt-oss",
-    language_model,
+    mixture,
     "GptOss",
     head_dim=16,
     num_local_experts=4,
@@ -78,14 +84,14 @@ family.add(
     sliding_window=16,
     **GROUPED,
 )
-family.add("olmoe", language_model, "Olmoe", num_experts=4, num_experts_per_tok=2, **GROUPED)
-family.add("granite-moe", language_model, "GraniteMoe", num_local_experts=4, num_experts_per_tok=2, **GROUPED)
-family.add("phimoe", language_model, "Phimoe", num_local_experts=4, num_experts_per_tok=2, **GROUPED)
-family.add("jetmoe", language_model, "JetMoe", kv_channels=16, num_local_experts=4, num_experts_per_tok=2)
-family.add("minimax", language_model, "MiniMax", head_dim=16, num_local_experts=4, **GROUPED)
+family.add("olmoe", mixture, "Olmoe", num_experts=4, num_experts_per_tok=2, **GROUPED)
+family.add("granite-moe", mixture, "GraniteMoe", num_local_experts=4, num_experts_per_tok=2, **GROUPED)
+family.add("phimoe", mixture, "Phimoe", num_local_experts=4, num_experts_per_tok=2, **GROUPED)
+family.add("jetmoe", mixture, "JetMoe", kv_channels=16, num_local_experts=4, num_experts_per_tok=2)
+family.add("minimax", mixture, "MiniMax", head_dim=16, num_local_experts=4, **GROUPED)
 family.add(
     "glm4-moe",
-    language_model,
+    mixture,
     "Glm4Moe",
     head_dim=16,
     n_routed_experts=4,
@@ -98,7 +104,7 @@ family.add(
 )
 family.add(
     "ernie4.5-moe",
-    language_model,
+    mixture,
     "Ernie4_5_Moe",
     moe_num_experts=4,
     moe_k=2,
@@ -107,7 +113,7 @@ family.add(
 )
 family.add(
     "switch-transformers",
-    language_model,
+    mixture,
     "SwitchTransformers",
     "ForConditionalGeneration",
     d_model=64,
@@ -123,7 +129,7 @@ family.add(
 )
 family.add(
     "nllb-moe",
-    language_model,
+    mixture,
     "NllbMoe",
     "ForConditionalGeneration",
     d_model=64,
@@ -140,7 +146,7 @@ family.add(
 )
 family.add(
     "jamba",
-    language_model,
+    mixture,
     "Jamba",
     num_hidden_layers=4,
     attn_layer_period=2,
@@ -155,7 +161,7 @@ family.add(
 )
 family.add(
     "qwen3-next",
-    language_model,
+    mixture,
     "Qwen3Next",
     head_dim=16,
     num_experts=4,

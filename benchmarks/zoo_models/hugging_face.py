@@ -90,7 +90,7 @@ def image_model(
     name: str,
     head: str = "ForImageClassification",
     *,
-    batch: int = 2,
+    batch: int = 4,
     size: int = 32,
     labels: bool = True,
     **settings: Any,

@@ -75,7 +75,7 @@ family.add("ijepa", image_model, "IJepa", **IMAGES)
 @family.model("dinov3-vit")
 def dinov3() -> Example:
     model = built("DINOv3ViT", "Model", **IMAGES)
-    return Example(model, torch.randn(2, 3, 32, 32), lambda output: mean_square(output.last_hidden_state - 1))
+    return Example(model, torch.randn(4, 3, 32, 32), lambda output: mean_square(output.last_hidden_state - 1))
 
 
 @family.model("segformer")
@@ -104,14 +104,14 @@ def vit_mae() -> Example:
         "decoder_intermediate_size": 64,
     }
     model = built("ViTMAE", "ForPreTraining", **IMAGES, **decoder)
-    return Example(model, {"pixel_values": torch.randn(2, 3, 32, 32)}, own_loss)
+    return Example(model, {"pixel_values": torch.randn(4, 3, 32, 32)}, own_loss)
 
 
 @family.model("vit-mim")
 def vit_masked() -> Example:
     """Masked patches, given by the caller, are reconstructed."""
     model = built("ViT", "ForMaskedImageModeling", encoder_stride=4, **IMAGES)
-    sample = {"pixel_values": torch.randn(2, 3, 32, 32), "bool_masked_pos": torch.rand(2, 64) < 0.5}
+    sample = {"pixel_values": torch.randn(4, 3, 32, 32), "bool_masked_pos": torch.rand(4, 64) < 0.5}
     return Example(model, sample, own_loss)
 
 
@@ -126,9 +126,9 @@ def videomae() -> Example:
     }
     settings = {**IMAGES, "image_size": 16, "num_frames": 4, "tubelet_size": 2}
     model = built("VideoMAE", "ForPreTraining", **settings, **decoder)
-    masked = torch.zeros(2, 32, dtype=torch.bool)
+    masked = torch.zeros(4, 32, dtype=torch.bool)
     masked[:, ::2] = True
-    return Example(model, {"pixel_values": torch.randn(2, 4, 3, 16, 16), "bool_masked_pos": masked}, own_loss)
+    return Example(model, {"pixel_values": torch.randn(4, 4, 3, 16, 16), "bool_masked_pos": masked}, own_loss)
 
 
 @family.model("vivit")
@@ -145,14 +145,14 @@ def vivit() -> Example:
         num_frames=4,
         tubelet_size=[2, 4, 4],
     )
-    return Example(model, {"pixel_values": torch.randn(2, 4, 3, 16, 16), "labels": torch.arange(2)}, own_loss)
+    return Example(model, {"pixel_values": torch.randn(4, 4, 3, 16, 16), "labels": torch.arange(4) % 2}, own_loss)
 
 
 @family.model("timesformer")
 def timesformer() -> Example:
     """Video classification with attention over time and space in turns."""
     model = built("Timesformer", "ForVideoClassification", **{**IMAGES, "image_size": 16}, num_frames=4)
-    return Example(model, {"pixel_values": torch.randn(2, 4, 3, 16, 16), "labels": torch.arange(2)}, own_loss)
+    return Example(model, {"pixel_values": torch.randn(4, 4, 3, 16, 16), "labels": torch.arange(4) % 2}, own_loss)
 
 
 @family.model("dpt")
@@ -167,7 +167,7 @@ def dpt() -> Example:
         neck_hidden_sizes=[16, 16, 32, 32],
         fusion_hidden_size=16,
     )
-    return Example(model, torch.randn(2, 3, 32, 32), lambda output: mean_square(output.predicted_depth))
+    return Example(model, torch.randn(4, 3, 32, 32), lambda output: mean_square(output.predicted_depth))
 
 
 @family.model("depth-anything")
@@ -194,7 +194,7 @@ def depth_anything() -> Example:
         fusion_hidden_size=16,
         head_hidden_size=16,
     )
-    return Example(model, torch.randn(2, 3, 56, 56), lambda output: mean_square(output.predicted_depth))
+    return Example(model, torch.randn(4, 3, 56, 56), lambda output: mean_square(output.predicted_depth))
 
 
 @family.model("glpn")
@@ -263,7 +263,7 @@ def vitdet() -> Example:
         residual_block_indices=[1],
         use_relative_position_embeddings=True,
     )
-    return Example(model, torch.randn(2, 3, 32, 32), lambda output: mean_square(output.feature_maps))
+    return Example(model, torch.randn(4, 3, 32, 32), lambda output: mean_square(output.feature_maps))
 
 
 @family.model("sam")

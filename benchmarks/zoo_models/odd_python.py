@@ -12,7 +12,7 @@ from torch import nn
 from .base import Example, Family, mean_square
 
 family = Family("odd Python")
-WIDTH, BATCH = 64, 128
+WIDTH, BATCH = 64, 256
 
 
 def features(batch: int = BATCH, width: int = WIDTH) -> torch.Tensor:

@@ -33,11 +33,11 @@ def forecaster(name: str, **settings: Any) -> Example:
     )
     past = CONTEXT + max(LAGS)
     sample = {
-        "past_values": torch.randn(4, past).abs() + 1,
-        "past_time_features": torch.randn(4, past, 2),
-        "past_observed_mask": torch.ones(4, past),
-        "future_values": torch.randn(4, AHEAD).abs() + 1,
-        "future_time_features": torch.randn(4, AHEAD, 2),
+        "past_values": torch.randn(8, past).abs() + 1,
+        "past_time_features": torch.randn(8, past, 2),
+        "past_observed_mask": torch.ones(8, past),
+        "future_values": torch.randn(8, AHEAD).abs() + 1,
+        "future_time_features": torch.randn(8, AHEAD, 2),
     }
     return Example(model, sample, own_loss)
 
@@ -63,7 +63,7 @@ def patchtst() -> Example:
         ffn_dim=64,
         prediction_length=AHEAD,
     )
-    return Example(model, {"past_values": torch.randn(4, 32, 3), "future_values": torch.randn(4, AHEAD, 3)}, own_loss)
+    return Example(model, {"past_values": torch.randn(8, 32, 3), "future_values": torch.randn(8, AHEAD, 3)}, own_loss)
 
 
 @family.model("patchtst-pretraining")
@@ -82,7 +82,7 @@ def patchtst_masked() -> Example:
         ffn_dim=64,
         random_mask_ratio=0.4,
     )
-    return Example(model, {"past_values": torch.randn(4, 32, 3)}, own_loss)
+    return Example(model, {"past_values": torch.randn(8, 32, 3)}, own_loss)
 
 
 @family.model("patchtsmixer")
@@ -99,7 +99,7 @@ def patchtsmixer() -> Example:
         d_model=16,
         prediction_length=AHEAD,
     )
-    return Example(model, {"past_values": torch.randn(4, 32, 3), "future_values": torch.randn(4, AHEAD, 3)}, own_loss)
+    return Example(model, {"past_values": torch.randn(8, 32, 3), "future_values": torch.randn(8, AHEAD, 3)}, own_loss)
 
 
 @family.model("decision-transformer")
@@ -117,11 +117,11 @@ def decision_transformer() -> Example:
         max_ep_len=32,
     )
     sample = {
-        "states": torch.randn(2, 16, 5),
-        "actions": torch.randn(2, 16, 3),
-        "rewards": torch.randn(2, 16, 1),
-        "returns_to_go": torch.randn(2, 16, 1),
-        "timesteps": torch.arange(16).expand(2, 16).contiguous(),
-        "attention_mask": torch.ones(2, 16),
+        "states": torch.randn(4, 16, 5),
+        "actions": torch.randn(4, 16, 3),
+        "rewards": torch.randn(4, 16, 1),
+        "returns_to_go": torch.randn(4, 16, 1),
+        "timesteps": torch.arange(16).expand(4, 16).contiguous(),
+        "attention_mask": torch.ones(4, 16),
     }
     return Example(model, sample, lambda output: output.action_preds.square().mean())

@@ -56,9 +56,9 @@ def clipseg() -> Example:
         decoder_intermediate_size=32,
     )
     sample = {
-        "input_ids": tokens(6, 16),
-        "pixel_values": torch.randn(6, 3, 32, 32),
-        "labels": torch.randint(0, 2, (6, 32, 32)).float(),
+        "input_ids": tokens(12, 16),
+        "pixel_values": torch.randn(12, 3, 32, 32),
+        "labels": torch.randint(0, 2, (12, 32, 32)).float(),
     }
     return Example(model, sample, own_loss)
 
@@ -93,12 +93,12 @@ def blip2() -> Example:
         num_query_tokens=4,
         image_token_index=255,
     )
-    ids = tokens(6, 16).clamp(max=254)
+    ids = tokens(16, 16).clamp(max=254)
     ids[:, :4] = 255
     sample = {
         "input_ids": ids,
         "labels": ids.clone(),
-        "pixel_values": torch.randn(6, 3, 32, 32),
+        "pixel_values": torch.randn(16, 3, 32, 32),
         "attention_mask": torch.ones_like(ids),
     }
     return Example(model, sample, own_loss)
