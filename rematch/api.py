@@ -14,17 +14,20 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from rematch.errors import CaptureError, RematchError
+from rematch.capture.recorder import CannotRecord
+from rematch.errors import CaptureError, RematchError, unknown_name
 from rematch.execute.module import runner_of, twin_of
 from rematch.execute.runner import Runner
 from rematch.graph import Graph
 from rematch.planning.budget import parse_budget
 from rematch.planning.plan import Plan
-from rematch.planning.planner import Planner, Settings
+from rematch.planning.planner import Planner
+from rematch.planning.settings import AUTO, ENGINES, Settings
 from rematch.solvers.base import DEFAULT_SOLVER, DEFAULT_TIME_LIMIT, Solver, make_solver
 
 M = TypeVar("M", bound=nn.Module)
 Loss = Callable[[Any], torch.Tensor]
+DEFAULT_ENGINE = AUTO
 
 
 def remat(
@@ -33,6 +36,8 @@ def remat(
     *,
     budget: str | int | float,
     loss: Loss | None = None,
+    engine: str | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
     solver: str | Solver = DEFAULT_SOLVER,
     time_limit: float = DEFAULT_TIME_LIMIT,
     reserve: str | int = 0,
@@ -40,7 +45,7 @@ def remat(
     progress: bool | None = None,
     **options: Any,
 ) -> M:
-    """`model`, made to train inside `budget`: a module of the same class that shares its parameters.
+    """Make `model` train inside `budget`; returns a module of the same class that shares its parameters.
 
     The peak of device memory during forward and backward stays within the budget, everything counted: parameters,
     gradients, inputs, outputs, what the loss allocates, workspace, and what was allocated before. Losses and gradients
@@ -48,16 +53,18 @@ def remat(
 
     sample: a tensor, tuple, dict or `(args, kwargs)`, as `model` is called. Without it, the first call plans.
     budget: bytes, "8GiB", "60%" of the peak without recomputation, or "auto" for what the device has free.
-    loss: from the model's output to the scalar that is differentiated. Given, it is measured here; else in the first
-        step, and until then twice the differentiable outputs is assumed for what it allocates.
-    solver, time_limit, options: how schedules are found; see `rematch.solve`.
-    accumulate: gradients are added up over several backward passes. The schedule then adds each to `.grad` as soon as
-        it is computed, where autograd would hold all of them twice; parameters with hooks are left to autograd.
-    reserve: bytes to leave for what is allocated later, such as the state of an optimizer.
+    loss: from the model's output to the scalar that is differentiated. If you give it, the plan counts exactly what it
+        allocates; otherwise the first step measures it, and until then twice the differentiable outputs is assumed.
+    engine: "tape" runs the module's own Python and drops and recomputes saved tensors; "replay" runs generated code
+        for modules that can be traced as a whole. By default rematch chooses; `Plan.engine` and `Plan.notes` say which.
+    optimizer: the one you train with. Its state, which appears in the first `step()`, is then counted from the start.
+    solver, time_limit, options: how schedules are found; see `rematch.solvers.solve`.
+    reserve: bytes to leave for what is allocated later.
+    accumulate: gradients are added up over several backward passes, so plan for `.grad` being there already.
     progress: show what takes long; None does so on a terminal.
     """
-    settings = replace(_settings(budget, solver, time_limit, reserve, progress, options), accumulate=accumulate)
-    return _wrap(model, sample, settings, loss=loss)
+    settings = _settings(budget, solver, time_limit, reserve, progress, options, engine=engine)
+    return _wrap(model, sample, replace(settings, accumulate=accumulate), loss=loss, optimizer=optimizer)
 
 
 def plan(
@@ -66,48 +73,64 @@ def plan(
     *,
     budget: str | int | float,
     loss: Loss | None = None,
+    engine: str | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
     device: str | None = None,
     solver: str | Solver = DEFAULT_SOLVER,
     time_limit: float = DEFAULT_TIME_LIMIT,
     reserve: str | int = 0,
+    accumulate: bool = False,
     progress: bool | None = None,
     **options: Any,
 ) -> Plan:
-    """The plan that `remat` would use; nothing is changed and nothing is run.
+    """Return the plan that `remat` would use; nothing is changed and nothing is run.
 
     device: the name of a device that is not here ("h100"), to plan for it by its figures.
     """
-    settings = _settings(budget, solver, time_limit, reserve, progress, options, device)
-    runner = runner_of(_wrap(model, _required_sample(sample), settings, loss=loss))
-    assert runner is not None and isinstance(runner.planner, Planner)
+    settings = _settings(budget, solver, time_limit, reserve, progress, options, device, engine)
+    settings = replace(settings, accumulate=accumulate)
+    runner = runner_of(_wrap(model, _required_sample(sample), settings, loss=loss, optimizer=optimizer))
+    assert runner is not None
     return runner.planner.plans[-1]
 
 
-def trace(model: nn.Module, sample: Any, *, loss: Loss | None = None, device: str | None = None) -> Graph:
-    """The graph of a training step of `model`, with costs: what solvers work on and `save_graph` keeps.
+def trace(
+    model: nn.Module,
+    sample: Any,
+    *,
+    loss: Loss | None = None,
+    device: str | None = None,
+    progress: bool | None = None,
+) -> Graph:
+    """Return the graph of a training step of `model`, with costs: what solvers work on and `save_graph` keeps.
 
     Costs are measured, or those of the `device` named; nothing is changed and nothing is run.
     """
-    settings = Settings(budget="110%", solver="noremat", device=device)
-    runner = runner_of(_wrap(model, _required_sample(sample), settings, loss=loss))
-    assert runner is not None and isinstance(runner.planner, Planner) and runner.planner.graph is not None
-    return runner.planner.graph
+    settings = _settings("100%", DEFAULT_SOLVER, 0.0, 0, progress, {}, device)
+    args, kwargs = as_arguments(_required_sample(sample))
+    runner = Runner(_twin(model), Planner(settings), loss)
+    _require_fitting(runner, args, kwargs)
+    try:
+        return runner.recorded(args, kwargs).graph
+    except CannotRecord as refused:
+        raise CaptureError(f"{type(model).__name__} cannot be recorded without running it: {refused}") from None
 
 
-def apply(model: M, plan: Plan | str | PathLike[str], sample: Any = None) -> M:
-    """`model`, made to train by `plan`; `ScheduleError` says why if the plan is for another graph.
+def apply(model: M, plan: Plan | str | PathLike[str], sample: Any = None, *, loss: Loss | None = None) -> M:
+    """Make `model` train by `plan`; `ScheduleError` says why if the plan is for another graph.
 
-    With `sample` that is checked here, else in the first training step. Other shapes than the plan's are planned anew.
+    With `sample` that is checked here, otherwise in the first training step. Other shapes than the plan's are planned
+    anew. Give the `loss` that the plan was made with, if there was one: it is part of the plan's graph.
     """
     known = plan if isinstance(plan, Plan) else Plan.load(plan)
     settings = Settings(budget=known.figures.budget_bytes)
-    return _wrap(model, sample, settings, required=known)
+    return _wrap(model, sample, settings, required=known, loss=loss)
 
 
 def plans_of(model: nn.Module) -> tuple[Plan, ...]:
-    """The plans that a module made by `remat` or `apply` has so far, one for each graph it met."""
+    """Return the plans that a module made by `remat` or `apply` has so far, one for each graph it met."""
     runner = runner_of(model)
-    if runner is None or not isinstance(runner.planner, Planner):
+    if runner is None:
         raise CaptureError(f"{type(model).__name__} was not made by rematch.remat or rematch.apply, so it has no plans")
     return tuple(runner.planner.plans)
 
@@ -120,8 +143,9 @@ def _settings(
     progress: bool | None,
     options: dict[str, Any],
     device: str | None = None,
+    engine: str | None = None,
 ) -> Settings:
-    """Refuse what cannot be read before anything is traced."""
+    """Refuse what cannot be read before anything is recorded."""
     if budget != "auto":
         parse_budget(budget, baseline_peak_bytes=2**40)
     if isinstance(solver, str):
@@ -130,6 +154,9 @@ def _settings(
         from rematch.capture.devices import find_device
 
         find_device(device)
+    engine = engine or DEFAULT_ENGINE
+    if engine not in ENGINES:
+        raise RematchError(unknown_name("engine", engine, ENGINES))
     reserve_bytes = parse_budget(reserve, baseline_peak_bytes=0) if reserve else 0
     return Settings(
         budget=budget,
@@ -139,25 +166,35 @@ def _settings(
         reserve_bytes=reserve_bytes,
         device=device,
         progress=progress,
+        engine=engine,
     )
 
 
-def _wrap(model: M, sample: Any, settings: Settings, *, loss: Loss | None = None, required: Plan | None = None) -> M:
+def _twin(model: M) -> M:
     if not isinstance(model, nn.Module):
         raise CaptureError(f"rematch takes a torch.nn.Module, not {type(model).__name__}")
     if isinstance(model, torch.jit.ScriptModule):
-        raise CaptureError("a scripted module cannot be captured; give the nn.Module it was made from")
-    twin = twin_of(model)
-    planner = Planner(twin, settings, required)
-    runner = Runner(twin, planner)
+        raise CaptureError("a scripted module cannot be recorded; give the nn.Module it was made from")
+    return twin_of(model)
+
+
+def _wrap(
+    model: M,
+    sample: Any,
+    settings: Settings,
+    *,
+    loss: Loss | None = None,
+    required: Plan | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> M:
+    twin = _twin(model)
+    runner = Runner(twin, Planner(settings, required), loss)
+    if optimizer is not None:
+        runner.expect(optimizer)
     if sample is not None:
         args, kwargs = as_arguments(sample)
         _require_fitting(runner, args, kwargs)
-        if loss is not None:
-            planner.loss = runner.measure_loss(loss, args, kwargs)
         runner.prepare(args, kwargs)
-    elif loss is not None:
-        raise RematchError("loss= needs sample=: the loss is measured on outputs of the sample's shapes")
     twin.__dict__["forward"] = runner
     return twin
 

@@ -15,17 +15,19 @@ from torch import nn
 
 import rematch
 from rematch.api import as_arguments
-from rematch.capture.joint import Capture
+from rematch.capture.joint.read import Capture
 from rematch.execute.module import twin_of
-from rematch.execute.runner import Runner
+from rematch.execute.replay.engine import Replay
 from rematch.graph import Graph, Op, Phase, Schedule
-from rematch.planning.planner import Planner, Settings
+from rematch.planning.joint import JointPlanner
+from rematch.planning.planner import Planner
+from rematch.planning.settings import Settings
 from rematch.solvers.base import Deadline, OnProgress, Problem, Solution, Solver, Status
 
 UNLIMITED_BYTES = 2**50
 
 
-class _Recorder(Planner):
+class _Keeper(JointPlanner):
     """A planner that keeps what it captured."""
 
     captures: list[Capture]
@@ -36,28 +38,29 @@ class _Recorder(Planner):
 
 
 def capture_of(module: nn.Module, sample: Any, **settings: Any) -> Capture:
-    """What is planned when `module` is called with `sample`."""
+    """What the replay engine plans when `module` is called with `sample`."""
     twin = twin_of(module)
-    planner = _Recorder(twin, Settings(**{"budget": UNLIMITED_BYTES, "solver": "noremat", **settings}))
-    planner.captures = []
+    planner = Planner(Settings(**{"budget": UNLIMITED_BYTES, "solver": "noremat", **settings}))
+    keeper = _Keeper(twin, planner)
+    keeper.captures = []
     args, kwargs = as_arguments(sample)
-    Runner(twin, planner).prepare(args, kwargs)
-    return planner.captures[-1]
+    Replay(twin, twin.forward, keeper).prepare(args, kwargs, referee=lambda joint: None)
+    return keeper.captures[-1]
 
 
 @contextmanager
-def recorded_captures() -> Iterator[list[Capture]]:
+def planned_graphs() -> Iterator[list[Graph]]:
     """What planners inside the block plan, in turn."""
-    captures: list[Capture] = []
+    graphs: list[Graph] = []
     plan = Planner.plan
 
-    def plan_and_note(planner: Planner, captured: Capture) -> rematch.Plan:
-        captures.append(captured)
-        return plan(planner, captured)
+    def plan_and_note(planner: Planner, graph: Graph, *args: Any, **options: Any) -> rematch.Plan:
+        graphs.append(graph)
+        return plan(planner, graph, *args, **options)
 
     Planner.plan = plan_and_note  # type: ignore[method-assign]
     try:
-        yield captures
+        yield graphs
     finally:
         Planner.plan = plan  # type: ignore[method-assign]
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -86,15 +86,30 @@ _NONDETERMINISTIC_ON_CUDA = frozenset(
 )
 
 
+# Kernels that read what their forward left in a buffer of its own format: made-up numbers there crash them.
+_READS_OPAQUE_STATE = frozenset(
+    ["mkldnn_rnn_layer_backward", "_cudnn_rnn_backward", "miopen_rnn_backward", "mps_lstm_backward"]
+)
+
+
+def can_be_tried(target: Any) -> bool:
+    """Whether the operator can be run on made-up tensors: it must not communicate or read state of its own format."""
+    return is_of_torch(target) and target.overloadpacket.__name__ not in _READS_OPAQUE_STATE
+
+
 def is_random(node: Node) -> bool:
+    """Whether the call of a traced node draws from a generator."""
+    return draws(node.target, node.args, node.kwargs)
+
+
+def draws(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether the call draws from a generator."""
-    target = node.target
     if not isinstance(target, OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
         return False
     # Fused attention carries the tag, and draws only if it drops out.
     for index, argument in enumerate(target._schema.arguments):
         if argument.name == "dropout_p":
-            given = node.args[index] if index < len(node.args) else node.kwargs.get("dropout_p", argument.default_value)
+            given = args[index] if index < len(args) else kwargs.get("dropout_p", argument.default_value)
             return bool(given != 0.0)
     return True
 
@@ -187,13 +202,19 @@ _FILLS: dict[Any, OpOverload] = {
     aten.random.default: aten.random_.default,
     aten.random.to: aten.random_.to,
 }
-_EMPTY = (aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default, aten.new_empty.default)
+UNINITIALISED = (
+    aten.empty.memory_format,
+    aten.empty_like.default,
+    aten.empty_strided.default,
+    aten.new_empty.default,
+    aten.new_empty_strided.default,
+)
 
 
 def fill_of_empty(node: Node) -> OpOverload | None:
     """The in-place operator behind a call that fills fresh memory with random numbers; None for other calls."""
     source = node.args[0] if node.args else None
-    fresh = isinstance(source, Node) and source.target in _EMPTY and len(source.users) == 1
+    fresh = isinstance(source, Node) and source.target in UNINITIALISED and len(source.users) == 1
     return _FILLS.get(node.target) if fresh else None
 
 

@@ -22,9 +22,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from rematch.capture.aten import clones_storage
 from rematch.capture.cost import Call, Cost, Profile, results_of
 from rematch.capture.estimate import node_of
+from rematch.capture.joint.traced import tensors_of
 from rematch.capture.memory import PeakMemory, allocated_bytes
 from rematch.capture.roofline import flops
-from rematch.capture.traced import tensors_of
 from rematch.errors import FormatError, RematchError
 
 _SECONDS_PER_CALL = 0.08  # of measuring; short operators are repeated as often as fits
@@ -97,7 +97,15 @@ def _measure(call: Call, device: torch.device) -> Profile:
             f"it was called as {call.key}"
         ) from error
     workspace_bytes = max(0, used.peak_bytes - fresh_bytes)
-    return Profile(Cost(seconds, workspace_bytes, flops(node_of(call))), results)
+    return Profile(Cost(seconds, workspace_bytes, _flops(call)), results)
+
+
+def _flops(call: Call) -> float | None:
+    """Counted on fake tensors, whose kernels refuse some calls that the real ones take."""
+    try:
+        return flops(node_of(call))
+    except Exception:
+        return None
 
 
 @contextmanager

@@ -22,6 +22,11 @@ def allocated_bytes(size_bytes: int, device: torch.device) -> int:
     return -(-size_bytes // 512) * 512 if device.type == "cuda" else size_bytes
 
 
+def random_state_bytes(device: torch.device) -> int:
+    """Size of a generator's state: a Mersenne Twister on the CPU, a seed and an offset on CUDA."""
+    return 16 if device.type == "cuda" else int(torch.get_rng_state().numel())
+
+
 class PeakMemory:
     """Context manager; `peak_bytes` and `end_bytes` are there after it, relative to its start."""
 

@@ -2,80 +2,103 @@
 
 `module.forward = Runner(module, planner)`
 
-The first call with new shapes traces the module, asks the planner for a schedule and compiles it; Dynamo's guards
-choose among what was compiled from then on. Everything that must survive copying and pickling is data; the compiled
-functions are made again when needed.
+Each kind of call (shapes, types, modes) is recorded and planned when it first comes, and has a *route* from then on:
+plainly, where everything can be kept, or by an engine that follows its plan. Calls without gradients run plainly.
+Everything that must survive copying and pickling is data; routes are made again when needed.
 """
 
 from __future__ import annotations
 
 import inspect
-import time
+import logging
+import threading
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
-from typing import Any, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-import torch._dynamo
 from torch import nn
-from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.exc import BackendCompilerFailed, TorchRuntimeError, Unsupported
-from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
 
-from rematch.capture.corrections import Corrections, TraceAgain
-from rematch.capture.joint import Capture, Input, Layout, LossCost
-from rematch.capture.memory import PeakMemory, allocated_bytes
-from rematch.capture.traced import device_of
-from rematch.capture.tracing import as_eager_runs, describe_inputs, dynamo_settings, explain_failure, inputs_of_joint
-from rematch.errors import CaptureError, RematchError
-from rematch.execute.double_backward import refuse_double_backward
+from rematch.capture.memory import allocated_bytes
+from rematch.capture.record import record
+from rematch.capture.recorded_graph import RecordedGraph, recorded_graph, with_outside
+from rematch.capture.recorder import CannotRecord
+from rematch.errors import BudgetInfeasible, CaptureError
 from rematch.execute.loss_meter import LossMeter, give_up_measuring
-from rematch.execute.partition import partition
-from rematch.execute.source import compile_module
-from rematch.execute.tangents import TangentArguments, expect_absent_tangents
-from rematch.graph import Schedule
+from rematch.execute.optimizers import StepWatch, forecast
+from rematch.execute.referee import differences
+from rematch.execute.replay.engine import Replay, Retraced, loss_cost
+from rematch.execute.tape import Budget, Parting, TapePlan, run
+from rematch.execute.tape.from_schedule import tape_plan
+from rematch.graph import baseline, simulate
+from rematch.planning.budget import parse_budget
+from rematch.planning.joint import JointPlanner, profiling
+from rematch.planning.plan import Plan
+from rematch.planning.planner import Planner, available_bytes
+from rematch.planning.settings import AUTO, REPLAY, TAPE
+from rematch.report.progress import measuring_progress
+from rematch.units import format_bytes
+
+Loss = Callable[[Any], torch.Tensor]
+log = logging.getLogger("rematch")
+
+_ASSUMED_LOSS = 2.0  # times what backward starts from, until the user's own loss is measured
+_MOST_PATHS = 4  # plans for one kind of call, before what its Python does counts as unpredictable
+_MOST_RETRACES = 2  # of one kind of call, before it counts as one that no guard can follow
+_HOST_SECONDS_PER_CALL = 10e-6  # of the tape, for each operator of forward: measured by benchmarks/tape.py
+_HOST_SHARE = 0.05  # of a step that the tape may cost before replay is tried
 
 
-class Planner(Protocol):
-    """Turns a traced graph into a capture with costs, and a capture into a schedule."""
+@dataclass
+class Route:
+    """How calls of one kind run."""
 
-    corrections: Corrections
+    plan: Plan | None  # None where the path could not be foreseen
+    recorded: RecordedGraph | None = None
+    tape: TapePlan | None = None  # for the tape engine
+    watched: bool = False  # its first step has been
+    paths: int = 1  # that were planned for this kind of call
+    retraces: int = 0  # of the replay engine, because a guard failed
+    stale: bool = False  # plan again at the next call
 
     @property
-    def tangent_layouts(self) -> tuple[Layout, ...]: ...
+    def replays(self) -> bool:
+        return self.plan is not None and self.plan.engine == REPLAY
 
-    def capture(self, joint: GraphModule, *, forward_outputs: int, inputs: list[Input]) -> Capture: ...
-
-    def schedule(self, capture: Capture) -> Schedule: ...
-
-    def loss_measured(self, capture: Capture, cost: LossCost) -> bool: ...
+    @property
+    def keeps_everything(self) -> bool:
+        return self.plan is not None and not self.plan.recomputed
 
 
-class _Planned(BaseException):
-    """Raised instead of running, once a plan is made: not an error, so that no user's handler takes it for one."""
+_NOT_DATA = ("_routes", "_replay", "_unreplayable", "_watch", "_lock")
 
 
 class Runner:
     """Callable like the `forward` it replaces; see the module."""
 
-    def __init__(self, module: nn.Module, planner: Planner) -> None:
+    def __init__(self, module: nn.Module, planner: Planner, loss: Loss | None = None) -> None:
         self.module = module
         self.planner = planner
+        self.loss = loss
         self.inner = module.__dict__.get("forward")  # set by another library on this very module
+        self.holds_outputs = False
+        self.loss_ratios: tuple[float, float] | None = None  # workspace and retained bytes, per byte of the roots
+        self.state_bytes = 0  # of optimizers
         self._reset()
 
     def _reset(self) -> None:
-        self._compiled: Callable[..., Any] | None = None
-        self.dry = False
-        self.traced = 0
+        self._routes: dict[Any, Route] = {}
+        self._replay: Replay | None = None
+        self._unreplayable: set[Any] = set()  # kinds of calls that are traced anew too often
+        self._watch: StepWatch | None = None
+        self._lock = threading.RLock()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"module": self.module, "planner": self.planner, "inner": self.inner}
+        return {name: value for name, value in self.__dict__.items() if name not in _NOT_DATA}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -95,284 +118,354 @@ class Runner:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():  # inside another capture, which takes this module as part of itself
+            _warn_of_bypass(type(self.module).__name__)
             if self.inner is not None:
                 return self.inner(*args, **kwargs)
             # Not `self.plain`: Dynamo does not trace a method that is bound while it looks on.
             return type(self.module).forward(self.module, *args, **kwargs)
-        compiled = self._compiled
-        if compiled is None:
-            compiled = self._compiled = self._compile()
-        with _explained():
-            return compiled(*args, **kwargs)
+        if not torch.is_grad_enabled() or torch._C._functorch.peek_interpreter_stack() is not None:
+            return self.plain(*args, **kwargs)
+        key = self._kind(args, kwargs)
+        route = self._routes.get(key)
+        if route is None or route.stale:
+            route = self._new_route(key, args, kwargs)
+        return self._follow(key, route, args, kwargs)
 
-    def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Trace, plan and compile for these arguments without running anything on them."""
-        self.dry = True
-        before = self.traced
-        try:
-            with torch.enable_grad():
-                self(*args, **kwargs)
-        except _Planned:
-            pass
-        finally:
-            self.dry = False
-        if self.traced == before:
-            raise CaptureError(
-                f"{type(self.module).__name__} was not captured: its forward has no tensor operation to plan, "
-                "or torch.compile is disabled (TORCHDYNAMO_DISABLE, torch._dynamo.config.disable)"
-            )
+    def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Route:
+        """Record, plan and compile for these arguments without running anything on them."""
+        with torch.enable_grad():
+            return self._new_route(self._kind(args, kwargs), args, kwargs)
 
-    def measure_loss(
-        self, loss: Callable[[Any], torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> LossCost:
-        """What `loss` and its gradient cost on outputs of the shapes that these arguments give."""
+    def expect(self, optimizer: torch.optim.Optimizer) -> None:
+        """Count what the optimizer will keep once it has made its first step."""
+        device = _device(self.module, (), {})
+        with profiling(self.planner.settings.device, device, lambda _: None) as profiler:
+            self.state_bytes = forecast(optimizer, profiler.profile).state_bytes
+
+    def _owns(self, parameter: torch.Tensor) -> bool:
+        return any(parameter is own for own in self.module.parameters())
+
+    def recorded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RecordedGraph:
+        """The graph of a training step with these arguments, with its costs and what lies outside of it."""
+        settings = self.planner.settings
+        device = _device(self.module, args, kwargs)
         give_up_measuring()
-        made: list[Any] = []
-
-        def outline(module: GraphModule, _: list[Any]) -> Callable[..., Any]:
-            """In place of the module, tensors as it would return."""
-            returned = next(node for node in module.graph.nodes if node.op == "output").args[0]
-            examples = [node.meta["example_value"] if isinstance(node, Node) else node for node in returned]
-            made.extend(_zeros_like(example) for example in examples)
-            return lambda *_: made
-
-        with _unchanged(self.module), _explained(), torch._dynamo.config.patch(dynamo_settings()), torch.enable_grad():
-            traced = torch.compile(_entry(self.plain), backend=outline, fullgraph=True, dynamic=False)
-            outputs = traced(*args, **kwargs)
-        leaves = {place: leaf for place, leaf in enumerate(made) if isinstance(leaf, torch.Tensor)}
-        device = next((leaf.device for leaf in leaves.values()), torch.device("cpu"))
-        with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad():
-            layouts = _watch_tangents(leaves.values())
-            _loss_step(loss, outputs)  # once to warm up, so that no cache counts as memory of the loss
-            for leaf in leaves.values():
-                leaf.grad = None
-            started = time.perf_counter()
-            with PeakMemory(device) as used:
-                value = _loss_step(loss, outputs)
-            seconds = time.perf_counter() - started
-            # Whoever calls backward holds the gradient of the loss until it returns; here it has.
-            end_bytes = used.end_bytes + allocated_bytes(value.nbytes, device)
-            del value
-        tangent_bytes = sum(leaf.nbytes for leaf in leaves.values() if leaf.grad is not None)
-        unused = frozenset(place for place, leaf in leaves.items() if leaf.requires_grad and leaf.grad is None)
-        cost = loss_cost(used.peak_bytes, end_bytes, tangent_bytes, seconds)
-        return replace(cost, unused=unused, tangents=tuple(layouts))
-
-    def forget(self) -> None:
-        """Compile again at the next call, because the plan has changed."""
-        self._compiled = None
-
-    def _compile(self) -> Callable[..., Any]:
-        """A compiled function of its own code, so that no other module shares its cache or its limit of shapes."""
-        ours = weakref.WeakMethod(self._backend)
-
-        def backend(module: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-            """Dynamo never lets go of a backend that failed, so it must not hold the module."""
-            method = ours()
-            assert method is not None, "called by the module, which holds the runner"
-            return method(module, example_inputs)
-
-        context: Any = torch._dynamo.optimize(backend, nopython=True, dynamic=False)
-        context.callback = _WithOurSettings(context.callback)
-        function: Callable[..., Any] = context(_entry(self.plain))
-        return function
-
-    def _backend(self, module: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-        graph = _CompiledGraph(self, describe_inputs(module))
-        compiled = graph.compile(module, example_inputs)
-        meter = graph.meter
-
-        def run(*args: Any) -> Any:
-            if self.dry:
-                raise _Planned
-            outputs = compiled(*args)
-            if meter is not None:
-                refuse_double_backward(outputs)
-                if graph.drops_tangents:
-                    expect_absent_tangents(outputs)
-                if meter.waiting:
-                    meter.forward_ended()
-            return outputs
-
-        return run
-
-
-# What it warns itself of, and fails by where warnings are errors: inputs without gradient, autograd functions.
-_WARNINGS_OF_DYNAMO = ("The .grad attribute of a Tensor", ".*autograd.* should not be instantiated")
-
-
-class _WithOurSettings:
-    """Dynamo's callback, which traces a frame that is new to it, under our settings.
-
-    To set and reset them around each call instead would cost a step 70 us, and nobody reads them but the tracer.
-    """
-
-    def __init__(self, callback: Callable[..., Any]) -> None:
-        self._torchdynamo_orig_backend = callback  # where Dynamo looks for the backend when it compares cached code
-
-    def __call__(self, *frame: Any) -> Any:
-        with torch._dynamo.config.patch(dynamo_settings()), warnings.catch_warnings():
-            for message in _WARNINGS_OF_DYNAMO:
-                warnings.filterwarnings("ignore", message)
-            return self._torchdynamo_orig_backend(*frame)
-
-
-class _CompiledGraph:
-    """One traced graph of a module, between its joint form and two compiled functions."""
-
-    def __init__(self, runner: Runner, described: list[Input]) -> None:
-        self.runner = runner
-        self.described = described
-        self.capture: Capture | None = None
-        self.meter: LossMeter | None = None
-
-    @property
-    def drops_tangents(self) -> bool:
-        return self.capture is not None and bool(self.capture.dropped)
-
-    def compile(self, module: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-        give_up_measuring()
-        planner = self.runner.planner
-        while True:
-            backend = aot_autograd(
-                fw_compiler=self.compile_forward,
-                bw_compiler=self.compile_backward,
-                inference_compiler=self.compile_inference,
-                partition_fn=self.partition,
-                keep_inference_input_mutations=False,
+        with (
+            measuring_progress(settings.progress) as shown,
+            profiling(settings.device, device, shown) as profiler,
+        ):
+            recording = record(
+                self.module,
+                self.plain,
+                args,
+                kwargs,
+                loss=self.loss,
+                profile=profiler.profile,
+                holds_outputs=self.holds_outputs,
+                accumulate=settings.accumulate,
             )
-            try:
-                with as_eager_runs(planner.tangent_layouts), planner.corrections.applied():
-                    return backend(module, example_inputs)
-            except TraceAgain:
-                continue
+            made = recorded_graph(recording, name=type(self.module).__name__, notes=profiler.notes)
+        return self._with_outside(made)
 
-    def partition(
-        self, joint: GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **_: Any
-    ) -> tuple[GraphModule, GraphModule]:
-        modules = self._plan(joint, num_fwd_outputs)
-        self.meter = LossMeter(device_of(joint))
-        return modules
-
-    def _plan(self, joint: GraphModule, forward_outputs: int) -> tuple[GraphModule, GraphModule]:
-        planner = self.runner.planner
-        self.runner.traced += 1
-        inputs = inputs_of_joint(joint, self.described)
-        self.capture = planner.capture(joint, forward_outputs=forward_outputs, inputs=inputs)
-        return partition(self.capture, planner.schedule(self.capture), self.runner.module.get_parameter)
-
-    def compile_forward(self, module: GraphModule, _: Any) -> Any:
-        return compile_module(module, "forward")
-
-    def compile_inference(self, traced: GraphModule, _: Any) -> Any:
-        outputs = next(node for node in traced.graph.nodes if node.op == "output").args[0]
-        return compile_module(self._plan(traced, len(outputs))[0], "inference")
-
-    def compile_backward(self, module: GraphModule, _: Any) -> Any:
-        run = compile_module(module, "backward")
-        meter = self.meter
-        assert meter is not None
-
-        assert self.capture is not None
-        tangents = TangentArguments(self.capture)
-
-        def backward(args: list[Any]) -> Any:
-            if meter.running:
-                self._loss_ended(meter)
-            if tangents.may_be_absent:
-                tangents.complete(args)
-            return run(args)
-
-        backward._boxed_call = True  # type: ignore[attr-defined]
-        return backward
-
-    def _loss_ended(self, meter: LossMeter) -> None:
-        measured = meter.backward_starts()
-        assert self.capture is not None
-        if measured is not None:
-            cost = loss_cost(*measured, self.capture.differentiable_output_bytes)
-            if self.runner.planner.loss_measured(self.capture, cost):
-                self.runner.forget()
-
-
-def _watch_tangents(outputs: Iterable[torch.Tensor]) -> list[Layout]:
-    """Layouts of the gradients of differentiable `outputs`, known once backward has reached them."""
-    differentiable = [output for output in outputs if output.requires_grad]
-    layouts = [Layout(tuple(output.shape), None) for output in differentiable]
-
-    def note(tangent: torch.Tensor, place: int) -> None:
-        # One that is expanded shows one number in many places, and could hold no other loss's gradient.
-        if torch._debug_has_internal_overlap(tangent) == 0:
-            layouts[place] = Layout(tuple(tangent.shape), tangent.stride())
-
-    for place, output in enumerate(differentiable):
-        output.register_hook(partial(note, place=place))
-    return layouts
-
-
-def _zeros_like(example: Any) -> Any:
-    if not isinstance(example, torch.Tensor):
-        return example
-    zeros = torch.empty_strided(example.shape, example.stride(), dtype=example.dtype, device=example.device).zero_()
-    return zeros.requires_grad_(example.requires_grad)
-
-
-def loss_cost(peak_bytes: int, end_bytes: int, tangent_bytes: int, seconds: float = 0.0) -> LossCost:
-    """What was allocated between the end of forward and the start of backward, taken apart."""
-    retained = max(0, end_bytes - tangent_bytes)
-    return LossCost(max(0, peak_bytes - tangent_bytes - retained), retained, seconds)
-
-
-def _loss_step(loss: Callable[[Any], torch.Tensor], outputs: Any) -> torch.Tensor:
-    value = loss(outputs)
-    if not isinstance(value, torch.Tensor) or value.numel() != 1 or not value.requires_grad:
-        raise CaptureError(
-            f"loss= must return one differentiable number for the model's output, not {type(value).__name__}"
-            + (f" of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else "")
+    def _with_outside(self, made: RecordedGraph) -> RecordedGraph:
+        """The graph with the user's own loss, where that is not recorded, and with what is allocated already."""
+        workspace_bytes = retained_bytes = 0
+        if not made.recording.has_loss:
+            scalar = made.root_bytes <= 16 * max(1, len(made.recording.roots))
+            workspace, retained = self.loss_ratios or (0.0 if scalar else _ASSUMED_LOSS, 0.0)
+            workspace_bytes = int(workspace * made.root_bytes)
+            retained_bytes = max(int(retained * made.root_bytes), 4 * allocated_bytes(16, made.device))
+        outside_bytes = self.planner.outside_bytes(made.graph, made.device, self.state_bytes)
+        return with_outside(
+            made,
+            loss_workspace_bytes=workspace_bytes,
+            loss_retained_bytes=retained_bytes,
+            allocated_bytes=outside_bytes,
         )
-    value.backward()
-    return value
+
+    # Routes
+
+    def _kind(self, args: Any, kwargs: Any) -> Any:
+        """What tells calls apart that may need plans of their own. A tape follows any path, so this may be coarse."""
+        leaves, structure = pytree.tree_flatten((args, kwargs))
+        described = tuple(_describe(leaf) for leaf in leaves)
+        grads = sum(parameter.grad is not None for parameter in self.module.parameters())
+        autocast = tuple(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda"))
+        return described, structure, self.module.training, grads, autocast
+
+    def _new_route(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Route:
+        with self._lock:
+            known = self._routes.get(key)
+            if known is not None and not known.stale:
+                return known
+            if self._watch is None:
+                self._watch = StepWatch(self._owns, self.optimizer_grew)
+            paths = 1 if known is None else known.paths
+            try:
+                recorded = self.recorded(args, kwargs)
+            except CannotRecord as refused:
+                log.info("%s: %s; values are dropped as memory runs short", type(self.module).__name__, refused)
+                route = Route(None, paths=paths)
+            else:
+                route = self._planned(key, recorded, args, kwargs)
+                route.paths = paths
+            self._routes[key] = route
+            return route
+
+    def _planned(self, key: Any, recorded: RecordedGraph, args: Any, kwargs: Any) -> Route:
+        engine, notes = self._engine(key, recorded, args, kwargs)
+        notes = (*recorded.notes, *notes)
+        if engine == REPLAY:
+            return Route(self.planner.plans[-1], recorded)
+        try:
+            plan = self.planner.plan(recorded.graph, recorded.device, engine=TAPE, notes=notes)
+        except BudgetInfeasible as infeasible:
+            if not self.planner.plans:
+                raise
+            plan = self.planner.least_memory_plan(recorded.graph, recorded.device, engine=TAPE, notes=notes)
+            peak_bytes = plan.figures.peak_bytes or 0
+            if peak_bytes > recorded.graph.resident_bytes + available_bytes(
+                recorded.device, self.planner.settings.device
+            ):
+                raise
+            warnings.warn(
+                f"{recorded.graph.name}: this call does not fit the budget; it runs with the least memory that was "
+                f"found, {format_bytes(peak_bytes)}. {str(infeasible).splitlines()[0]}",
+                stacklevel=4,
+            )
+        return Route(plan, recorded, tape_plan(recorded, plan.schedule) if plan.recomputed else None)
+
+    def _engine(self, key: Any, recorded: RecordedGraph, args: Any, kwargs: Any) -> tuple[str, tuple[str, ...]]:
+        """Which engine runs this graph, and why if the user did not choose."""
+        asked = self.planner.settings.engine
+        graph = recorded.graph
+        required = self.planner.required
+        if required is not None and asked == AUTO:
+            asked = required.engine
+        if asked == TAPE:
+            return TAPE, ()
+        if key in self._unreplayable:
+            return TAPE, ("engine: tape, because what forward reads changes from call to call",)
+        if asked == AUTO:
+            peak_bytes = simulate(graph, baseline(graph)).peak_bytes
+            if peak_bytes <= self.planner.budget_bytes(graph, recorded.device):
+                return TAPE, ()
+            host_seconds = recorded.recording.forward_until * _HOST_SECONDS_PER_CALL
+            if host_seconds <= _HOST_SHARE * graph.baseline_seconds or self.planner.settings.device is not None:
+                return TAPE, ()
+        return self._try_replay(recorded, args, kwargs, chosen=asked == REPLAY)
+
+    def _try_replay(
+        self, recorded: RecordedGraph, args: Any, kwargs: Any, *, chosen: bool
+    ) -> tuple[str, tuple[str, ...]]:
+        """Replay, if the whole forward can be traced and the trace is what eager runs."""
+        self.planner.budget_bytes(recorded.graph, recorded.device)  # a percentage is of eager's peak, for both engines
+        try:
+            planner = JointPlanner(self.module, self.planner)
+            planner.state_bytes = self.state_bytes
+            replay = self._replay or Replay(self.module, self.plain, planner)
+            if self.loss is not None and self._replay is None:
+                planner.loss = replay.measure_loss(self.loss, args, kwargs)
+            replay.prepare(args, kwargs, referee=lambda joint: differences(joint, recorded.recording))
+        except CaptureError as refused:
+            if chosen:
+                raise
+            return TAPE, (f"engine: tape, because replay refused: {str(refused).splitlines()[0]}",)
+        except BudgetInfeasible:
+            if chosen:
+                raise
+            return TAPE, ()
+        self._replay = replay
+        return REPLAY, ()
+
+    # Running
+
+    def _follow(self, key: Any, route: Route, args: Any, kwargs: Any) -> Any:
+        if route.replays and self._replay is not None:
+            try:
+                return self._replay(*args, **kwargs)
+            except Retraced:  # a guard failed: what forward reads has changed
+                route = self._after_retrace(key, route, args, kwargs)
+                return self._follow(key, route, args, kwargs)
+        if route.keeps_everything:
+            outputs = self.plain(*args, **kwargs)
+        else:
+            parted = weakref.WeakMethod(self._parted)
+            outputs = run(
+                self.plain,
+                args,
+                kwargs,
+                plan=route.tape,
+                budget=Budget(self._bytes_for_saved(route)),
+                parted=lambda parting: _call(parted, key, parting),
+            )
+        if not route.watched:
+            route.watched = True
+            self._watch_first_step(route, outputs)
+        return outputs
+
+    def _after_retrace(self, key: Any, route: Route, args: Any, kwargs: Any) -> Route:
+        route.stale = True
+        route.retraces += 1
+        if route.retraces > _MOST_RETRACES:
+            self._unreplayable.add(key)
+        retraces = route.retraces
+        route = self._new_route(key, args, kwargs)
+        route.retraces = retraces
+        return route
+
+    def _parted(self, key: Any, parting: Parting) -> None:
+        """A call left its plan: plan its path for the next one, or give up after many."""
+        route = self._routes.get(key)
+        if route is None or route.tape is None:
+            return
+        if route.paths >= _MOST_PATHS:
+            log.warning(
+                "%s takes other paths than its plans; values are dropped as memory runs short",
+                type(self.module).__name__,
+            )
+            self._routes[key] = Route(None, route.recorded, watched=True)
+        else:
+            route.paths += 1
+            route.stale = True
+
+    def _bytes_for_saved(self, route: Route) -> int:
+        """What saved values may take where no plan tells: the budget less what is resident and one operator's needs."""
+        if route.recorded is not None:
+            graph = route.recorded.graph
+            budget_bytes = self.planner.budget_bytes(graph, route.recorded.device)
+            return max(0, budget_bytes - 2 * graph.largest_op_bytes + graph.resident_bytes)
+        resident_bytes = 2 * sum(parameter.nbytes for parameter in self.module.parameters())
+        return max(0, (self._unplanned_budget() - resident_bytes) // 2)
+
+    def _unplanned_budget(self) -> int:
+        """The budget where nothing was recorded: a percentage is then of nothing known, and drops all that it can."""
+        budget = self.planner.settings.budget
+        if budget == AUTO:
+            return available_bytes(_device(self.module, (), {}), None)
+        return parse_budget(budget, self.planner.whole_bytes or 1)
+
+    # The first step
+
+    def _watch_first_step(self, route: Route, outputs: Any) -> None:
+        """Measure the user's loss, and see whether the user still holds the outputs when backward has ended."""
+        leaves = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+        nodes = [leaf.grad_fn for leaf in leaves if leaf.grad_fn is not None]
+        if route.recorded is None or not nodes:
+            return
+        meter = None if route.recorded.recording.has_loss else LossMeter(route.recorded.device)
+        watch = _FirstBackward(weakref.ref(self), route, meter, [weakref.ref(leaf) for leaf in leaves])
+        watch.handles = [node.register_prehook(watch.starts) for node in nodes]
+        if meter is not None:
+            meter.forward_ended()
+
+    def loss_measured(self, route: Route, peak_bytes: int, end_bytes: int) -> None:
+        """Take note of what the loss really takes, and plan again if the plan no longer keeps the budget."""
+        recorded = route.recorded
+        if recorded is None or not recorded.root_bytes:
+            return
+        cost = loss_cost(peak_bytes, end_bytes, recorded.root_bytes)
+        self.loss_ratios = (cost.workspace_bytes / recorded.root_bytes, cost.retained_bytes / recorded.root_bytes)
+        self._check_again("the loss takes more memory than was assumed")
+
+    def outputs_held(self) -> None:
+        """The user holds what forward returned while backward runs: that counts from the next step on."""
+        if not self.holds_outputs:
+            self.holds_outputs = True
+            self._plan_again("the outputs are held while backward runs")
+
+    def optimizer_grew(self, state_bytes: int) -> None:
+        """An optimizer made its state."""
+        if state_bytes > self.state_bytes:
+            self.state_bytes = state_bytes
+            self._check_again("the optimizer has made its state")
+
+    def _check_again(self, why: str) -> None:
+        """Plan again what no longer keeps the budget."""
+        for route in self._routes.values():
+            if route.recorded is None or route.plan is None or route.replays:
+                continue
+            graph = self._with_outside(route.recorded).graph
+            peak_bytes = simulate(graph, route.plan.schedule).peak_bytes
+            if peak_bytes > self.planner.budget_bytes(graph, route.recorded.device):
+                self._plan_again(why)
+                return
+
+    def _plan_again(self, why: str) -> None:
+        log.info("%s is planned again: %s", type(self.module).__name__, why)
+        for route in self._routes.values():
+            route.stale = True
+        if self._replay is not None:
+            self._replay.forget()
 
 
-@contextmanager
-def _unchanged(module: nn.Module) -> Iterator[None]:
-    """Attributes that a forward sets are put back: nothing was computed that they could hold."""
-    before = [(part, dict(part.__dict__)) for part in module.modules()]
-    buffers = [(part, dict(part._buffers)) for part in module.modules()]
+class _FirstBackward:
+    """Watches the backward that follows a first forward."""
+
+    def __init__(
+        self,
+        runner: weakref.ref[Runner],
+        route: Route,
+        meter: LossMeter | None,
+        outputs: list[weakref.ref[torch.Tensor]],
+    ) -> None:
+        self.runner = runner
+        self.route = route
+        self.meter = meter
+        self.outputs = outputs
+        self.handles: list[Any] = []
+
+    def starts(self, _: Any) -> None:
+        if not self.handles:
+            return
+        for handle in self.handles:
+            handle.remove()
+        self.handles = []
+        runner = self.runner()
+        if runner is None:
+            return
+        if self.meter is not None and self.meter.running:
+            measured = self.meter.backward_starts()
+            if measured is not None:
+                runner.loss_measured(self.route, *measured)
+        torch.autograd.Variable._execution_engine.queue_callback(self.ended)
+
+    def ended(self) -> None:
+        runner = self.runner()
+        large = [output() for output in self.outputs]
+        if runner is not None and any(output is not None and output.numel() > 1 for output in large):
+            runner.outputs_held()
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _warn_of_bypass(name: str) -> None:
+    """Called while another capture traces the module, and so once for each trace."""
+    warnings.warn(
+        f"{name} was given a budget by rematch and is now captured by torch.compile: the budget is not kept. "
+        "Apply rematch to the modules that are not compiled",
+        stacklevel=2,
+    )
+
+
+def _call(method: weakref.WeakMethod[Any], *args: Any) -> None:
+    bound = method()
+    if bound is not None:
+        bound(*args)
+
+
+def _describe(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        stride = leaf.stride() if leaf.layout is torch.strided else None
+        return tuple(leaf.shape), stride, leaf.dtype, leaf.device, leaf.requires_grad
     try:
-        yield
-    finally:
-        for part, attributes in before:
-            part.__dict__.clear()
-            part.__dict__.update(attributes)
-        for part, kept in buffers:
-            part._buffers.update(kept)
+        hash(leaf)
+    except TypeError:
+        return type(leaf)
+    return leaf
 
 
-def _entry(forward: Callable[..., Any]) -> Callable[..., Any]:
-    if isinstance(forward, types.MethodType):
-        self, method = forward.__self__, forward.__func__
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return method(self, *args, **kwargs)
-    else:
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return forward(*args, **kwargs)
-
-    code = call.__code__.replace(co_name="forward")
-    return types.FunctionType(code, globals(), "forward", None, call.__closure__)
-
-
-@contextmanager
-def _explained() -> Iterator[None]:
-    """Errors of ours as they are, and in words what Dynamo refuses or finds to fail."""
-    try:
-        yield
-    except BackendCompilerFailed as error:
-        inner = getattr(error, "inner_exception", None)
-        if isinstance(inner, RematchError):
-            raise inner from None
-        raise explain_failure(inner if isinstance(inner, Exception) else error) from error
-    except (TorchRuntimeError, Unsupported) as error:
-        raise explain_failure(error) from None
+def _device(module: nn.Module, args: Any, kwargs: Any) -> torch.device:
+    """Where the step runs: CUDA if any tensor of it is there."""
+    leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    devices = [tensor.device for tensor in (*module.parameters(), *module.buffers(), *leaves)]
+    return next((d for d in devices if d.type != "cpu"), torch.device("cpu"))

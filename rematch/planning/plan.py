@@ -121,9 +121,10 @@ class Plan:
     log: tuple[Progress, ...] = ()
     parts: tuple[PeakShare, ...] = ()  # of the peak, where the graph tells the roles of its values
     notes: tuple[str, ...] = ()  # what was assumed or mapped
+    engine: str = ""  # who runs it; none for a plan of a graph alone
 
     @staticmethod
-    def from_solution(problem: Problem, solution: Solution, notes: tuple[str, ...] = ()) -> Plan:
+    def from_solution(problem: Problem, solution: Solution, notes: tuple[str, ...] = (), engine: str = "") -> Plan:
         """The plan of a solution that has a schedule; `ScheduleError` for one that has none."""
         if solution.schedule is None:
             raise ScheduleError(
@@ -144,6 +145,7 @@ class Plan:
             log=solution.log,
             parts=_parts_of_peak(graph, schedule, seen),
             notes=notes,
+            engine=engine,
         )
 
     def check(self, graph: Graph) -> Simulation:

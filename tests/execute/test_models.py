@@ -19,7 +19,7 @@ from benchmarks.models import TINY, Case
 from rematch.graph import Graph, Schedule, baseline, simulate
 from rematch.solvers.base import Deadline
 from rematch.solvers.minimum import smallest_budget
-from tests.captures import UNLIMITED_BYTES, Given, everything_twice, recorded_captures
+from tests.captures import UNLIMITED_BYTES, Given, everything_twice, planned_graphs
 from tests.training import Outcome, assert_same_steps, deterministic, step_of, train
 
 _TIME_LIMIT = 1.0
@@ -56,9 +56,9 @@ class Subject:
 
     def wrapped(self, **options: Any) -> tuple[nn.Module, Graph]:
         """The model made to train inside a budget, and the graph that was planned."""
-        with recorded_captures() as captures:
+        with planned_graphs() as graphs:
             model = rematch.remat(self.fresh(), self.sample, loss=self.case.loss, progress=False, **options)
-        return model, captures[-1].graph
+        return model, graphs[-1]
 
 
 @pytest.fixture(autouse=True)

@@ -23,13 +23,14 @@ ContentKey = tuple[int, int]
 class UnpackEvent:
     """One access of backward to a dropped content.
 
-    `recompute` are the calls to run again for it, in turn, and `release` the contents to let go before. What an event
-    computes lives until a later event releases it; what no later event releases, until backward needs it no more.
+    `steps` come first, in turn: a number is a call to run again, a content is one to let go of. What an event computes
+    lives until a later step lets go of it, or until backward needs it no more. With `last`, the tape lets go of the
+    accessed content too as it hands it over: it lives only as long as autograd uses it.
     """
 
     content: ContentKey
-    recompute: tuple[int, ...] = ()
-    release: tuple[ContentKey, ...] = ()
+    steps: tuple[int | ContentKey, ...] = ()
+    last: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,11 +61,6 @@ class TapePlan:
         noted = position in self.noted and operator.repeats
         needed = operator if noted or operator.writes else None
         return Step(call, operator.run, needed, noted, self.shapes.get(position))
-
-    @cached_property
-    def last_release(self) -> Mapping[ContentKey, int]:
-        """The last event that releases a content."""
-        return {content: number for number, event in enumerate(self.events) for content in event.release}
 
 
 class Step:

@@ -77,9 +77,10 @@ class Backward:
             if saved.witness._version != saved.version:
                 size = handle.layout[0]
                 raise modified_in_place(saved.witness.type(), size, saved.witness._version, saved.version)
-            if self.plan is not None:
-                self._next_event(saved.content)
+            last = self.plan is not None and self._next_event(saved.content)
             value = self._value_of(saved)
+            if last:
+                _let_go(saved.content)
             with torch.no_grad():
                 # Above the keys that count versions, so that a backward which writes to what it gets is found out.
                 return show(value, handle.layout)
@@ -98,32 +99,41 @@ class Backward:
             self.ledger.used(saved)
         return value
 
-    def _next_event(self, content: Content) -> None:
-        """Do what the plan has for this access; where backward takes another order, go on by demand."""
+    def _next_event(self, content: Content) -> bool:
+        """Do what the plan has for this access; where backward takes another order, go on by demand.
+
+        Returns whether the content is to be let go of as it is handed over.
+        """
         assert self.plan is not None and content.note is not None
         number = self.event
         self.event += 1
         if number >= len(self.plan.events):
-            return
+            return False
         event = self.plan.events[number]
         if event.content != (content.note.position, content.index):
             self.plan = None
-            return
-        for key in event.release:
-            self._release(key)
-        if event.recompute:
+            return False
+        if event.steps:
             with _as_in_forward():
-                _Recomputation(self).run_planned(event.recompute, number)
+                _Recomputation(self).follow(event.steps)
+        return event.last
 
-    def _release(self, key: ContentKey) -> None:
+    def content(self, key: ContentKey) -> Content | None:
+        """A content by its name in the plan, if anything still needs it."""
         found = self.contents.get(key)
-        content = None if found is None else found()
-        if content is None:
-            return
-        content.value = None
-        saved = None if content.saved is None else content.saved()
-        if saved is not None:
-            saved.value = None
+        return None if found is None else found()
+
+    def note(self, call: int) -> Note | None:
+        """A note by its place in the plan, if anything still needs it."""
+        found = self.notes.get(call)
+        return None if found is None else found()
+
+
+def _let_go(content: Content) -> None:
+    content.value = None
+    saved = None if content.saved is None else content.saved()
+    if saved is not None:
+        saved.value = None
 
 
 class _Recomputation:
@@ -133,19 +143,27 @@ class _Recomputation:
         self.backward = backward
         self.at_hand: dict[Content, torch.Tensor] = {}  # for as long as this access takes
         self.private: set[Content] = set()  # those of them that nobody else can see
-        self.event = -1  # of the plan; -1 on demand
+        self.planned = False  # by the steps of an event, not on demand
 
-    def run_planned(self, calls: tuple[int, ...], event: int) -> None:
-        """The calls of an event, as far as anything still needs them."""
-        self.event = event
-        for call in calls:
-            found = self.backward.notes.get(call)
-            note = None if found is None else found()
-            if note is not None:
-                for content in _sources(note):
-                    if self._known(content) is None:
-                        self.bring_back(content)
-                self._run(note)
+    def follow(self, steps: tuple[int | ContentKey, ...]) -> None:
+        """The steps of an event, as far as anything still needs them; what is left stays for later accesses."""
+        self.planned = True
+        for step in steps:
+            if isinstance(step, int):
+                note = self.backward.note(step)
+                if note is not None:
+                    for content in _sources(note):
+                        if self._known(content) is None:
+                            self.bring_back(content)
+                    self._run(note)
+            else:
+                freed = self.backward.content(step)
+                if freed is not None:
+                    self.at_hand.pop(freed, None)
+                    self.private.discard(freed)
+                    _let_go(freed)
+        for content, value in self.at_hand.items():
+            content.value = value
 
     def bring_back(self, wanted: Content) -> torch.Tensor:
         """Compute a content again, from what is there."""
@@ -158,7 +176,7 @@ class _Recomputation:
             self._run(note)
             for content in _sources(note):
                 uses[content] -= 1
-                if not uses[content] and self.event < 0:
+                if not uses[content] and not self.planned:
                     self.at_hand.pop(content, None)
         value = self._known(wanted)
         assert value is not None
@@ -191,18 +209,8 @@ class _Recomputation:
         if target is not None:
             bases[target.content] = self._memory_for(note, target)
 
-        def resolve(argument: Any) -> Any:
-            if type(argument) is Ref:
-                base = bases.get(argument.content)
-                if base is None:
-                    known = self._known(argument.content)
-                    assert known is not None
-                    base = bases[argument.content] = known
-                return argument.shown(base)
-            return [resolve(entry) for entry in argument] if type(argument) is list else argument
-
-        args = [resolve(argument) for argument in note.args]
-        kwargs = {name: resolve(argument) for name, argument in note.kwargs.items()}
+        args = [self._resolved(argument, bases) for argument in note.args]
+        kwargs = {name: self._resolved(argument, bases) for name, argument in note.kwargs.items()}
         if note.draw is None:
             returned = note.operator.run(*args, **kwargs)
         else:
@@ -213,6 +221,17 @@ class _Recomputation:
             content = found()
             if content is not None:
                 self._put(content, bases[target.content] if target is not None else results[index])
+
+    def _resolved(self, argument: Any, bases: dict[Content, torch.Tensor]) -> Any:
+        """An argument of a note as the call takes it. No closure: one that calls itself is garbage for a collector."""
+        if type(argument) is Ref:
+            base = bases.get(argument.content)
+            if base is None:
+                known = self._known(argument.content)
+                assert known is not None
+                base = bases[argument.content] = known
+            return argument.shown(base)
+        return [self._resolved(entry, bases) for entry in argument] if type(argument) is list else argument
 
     def _memory_for(self, note: Note, target: Ref) -> torch.Tensor:
         """What an in-place call writes to: the content before, in memory that nobody else reads."""
@@ -229,12 +248,10 @@ class _Recomputation:
         return copy_with_storage(known)
 
     def _put(self, content: Content, value: torch.Tensor) -> None:
-        plan = self.backward.plan
-        if self.event >= 0 and plan is not None and content.note is not None:
-            key = content.note.position, content.index
-            if plan.last_release.get(key, -1) > self.event:
-                content.value = value
-                return
+        if self.planned:
+            self.at_hand[content] = value
+            self.private.add(content)
+            return
         self.at_hand[content] = value
         saved = None if content.saved is None else content.saved()
         if saved is None or content.available() is not None:

@@ -15,7 +15,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from rematch.capture.aten import aten
-from rematch.capture.traced import is_tangent
+from rematch.capture.joint.traced import is_tangent
 
 
 def output_of_tangent(tangent: Node) -> int | None:

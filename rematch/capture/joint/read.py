@@ -16,13 +16,22 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from rematch.capture.assemble import Assembly, Kernel, OpDraft
-from rematch.capture.aten import aten, forget_unread_statistics, write_without_copies
-from rematch.capture.corrections import Corrections
+from rematch.capture.aten import forget_unread_statistics, write_without_copies
 from rematch.capture.cost import Call, Profile
-from rematch.capture.propagate import propagate
-from rematch.capture.traced import Traced, device_bytes, is_tangent, leaves_of, module_path, storage_key, tensors_of
-from rematch.capture.unused import drop_zero_tangents
+from rematch.capture.joint.assemble import Assembly, Kernel, OpDraft
+from rematch.capture.joint.corrections import Corrections
+from rematch.capture.joint.propagate import propagate
+from rematch.capture.joint.traced import (
+    Traced,
+    device_bytes,
+    is_tangent,
+    leaves_of,
+    module_path,
+    storage_key,
+    tensors_of,
+)
+from rematch.capture.joint.unused import drop_zero_tangents
+from rematch.capture.memory import random_state_bytes
 from rematch.errors import CaptureError
 from rematch.graph import Graph, Op, Phase, Value
 from rematch.graph.model import ALREADY_ALLOCATED, LOSS_VALUE
@@ -74,7 +83,6 @@ class Capture:
     reshaped: frozenset[Node]  # traced views that real strides turn into copies
     forward_outputs: int  # the first of the joint graph's outputs; the rest are gradients
     dropped: frozenset[Node]  # tangents of outputs that the loss does not use
-    accumulated: dict[int, tuple[str, Node]]  # operator -> the parameter whose gradient it adds up, and that gradient
     ordered: frozenset[int]  # operators whose first runs keep their order: random ones, those that change or read state
     differentiable_output_bytes: int
     notes: tuple[str, ...] = ()
@@ -87,15 +95,13 @@ def read_joint(
     inputs: Sequence[Input],
     profile: Callable[[Call], Profile],
     corrections: Corrections,
-    accumulate: frozenset[str] = frozenset(),
     unused: frozenset[int] = frozenset(),
     name: str = "",
 ) -> Capture:
     """The graph of a traced training step, or of inference if `joint` has no tangents.
 
     What lies outside of it, the cost of the loss and memory that is allocated already, is nothing until `with_outside`
-    says otherwise. Gradients of the parameters in `accumulate` are added to what is there as soon as they are computed,
-    and freed. `unused` outputs get no gradient. `TraceAgain` is raised if results have other strides than tracing
+    says otherwise. `unused` outputs get no gradient. `TraceAgain` is raised if results have other strides than tracing
     believed: they decide which kernels eager runs next, so the graph must be traced with the right ones.
     """
     forget_unread_statistics(joint.graph)
@@ -104,13 +110,13 @@ def read_joint(
     propagated = propagate(traced, profile)
     corrections.learn(propagated.wrong)
     assembly = Assembly(traced, propagated, profile)
-    return _Finish(assembly, inputs, accumulate).capture(name)
+    return _Finish(assembly, inputs).capture(name)
 
 
 class _Finish:
     """The graph: residents, operators in their order with the loss between, targets and what is held."""
 
-    def __init__(self, assembly: Assembly, inputs: Sequence[Input], accumulate: frozenset[str]) -> None:
+    def __init__(self, assembly: Assembly, inputs: Sequence[Input]) -> None:
         self.assembly = assembly
         self.inputs = inputs
         self.traced = assembly.traced
@@ -121,20 +127,7 @@ class _Finish:
         self.index: dict[int, int] = {}  # storage -> value
         self.random_state_of: dict[int, int] = {}
         self.ordered: set[int] = set()
-        self.accumulated: dict[int, tuple[str, Node]] = {}
-        self.to_accumulate = self._gradients_to_accumulate(accumulate)
         self.roles = self._roles_of_what_leaves()
-
-    def _gradients_to_accumulate(self, accumulate: frozenset[str]) -> dict[int, list[tuple[str, Node]]]:
-        """By the storage of a gradient: the parameters it is for, and the node that shows it."""
-        found: dict[int, list[tuple[str, Node]]] = {}
-        gradients = self.traced.outputs[self.traced.forward_outputs :]
-        for info, node in zip(self.inputs, gradients, strict=False):
-            if info.role == "parameters" and info.name in accumulate and isinstance(node, Node):
-                (key,) = self.assembly.storages([node])
-                if key in self.assembly.maker:
-                    found.setdefault(key, []).append((info.name, node))
-        return found
 
     def _roles_of_what_leaves(self) -> dict[int, str]:
         """By storage: what the module returns and the gradients."""
@@ -159,8 +152,7 @@ class _Finish:
         forward = outputs[: self.traced.forward_outputs]
         has_loss = bool(self.traced.tangents)
         held = frozenset(self._values_of(forward))
-        done = {node for _, node in self.accumulated.values()}
-        targets = frozenset(self._values_of([g for g in outputs[self.traced.forward_outputs :] if g not in done]))
+        targets = frozenset(self._values_of(outputs[self.traced.forward_outputs :]))
         stays = (LOSS_VALUE,) if TANGENTS_CAN_BE_FREED else (LOSS_VALUE, "tangents")
         targets |= {index for index, value in enumerate(self.values) if value.role in stays}
         graph = Graph(
@@ -180,7 +172,6 @@ class _Finish:
             reshaped=frozenset(self.assembly.found.reshaped),
             forward_outputs=self.traced.forward_outputs,
             dropped=self.traced.dropped,
-            accumulated=self.accumulated,
             ordered=frozenset(self.ordered),
             differentiable_output_bytes=self._tangent_bytes(),
         )
@@ -248,26 +239,6 @@ class _Finish:
             )
         )
         self.kernels.append(tuple(draft.kernels))
-        for key in draft.outputs:
-            for parameter, gradient in self.to_accumulate.get(key, ()):
-                self._add_accumulation(parameter, gradient, key)
-
-    def _add_accumulation(self, parameter: str, gradient: Node, key: int) -> None:
-        shown = self.assembly.found.value[gradient]
-        cost = self.assembly.profile(Call.made(aten.add_.Tensor, (shown, shown), {})).cost
-        self.accumulated[len(self.ops)] = (parameter, gradient)
-        self.ops.append(
-            Op(
-                f"accumulate {parameter}",
-                cost.seconds,
-                (self.index[key],),
-                (),
-                phase=Phase.BACKWARD,
-                once=True,
-                module_path=parameter.rpartition(".")[0],
-            )
-        )
-        self.kernels.append(())
 
     def _require(self, key: int, draft: OpDraft) -> int:
         if key not in self.index:
@@ -326,11 +297,6 @@ class _Finish:
 def _is_for_base_of_view(tangent: Node) -> bool:
     """Whether the output that the tangent belongs to is a view: then it is the tangent of what it is a view of."""
     return "IntermediateBase" in type(getattr(tangent.meta.get("desc"), "output", None)).__name__
-
-
-def random_state_bytes(device: torch.device) -> int:
-    """Size of a generator's state: a Mersenne Twister on the CPU, a seed and an offset on CUDA."""
-    return 16 if device.type == "cuda" else int(torch.get_rng_state().numel())
 
 
 def with_outside(capture: Capture, loss: LossCost, already_allocated_bytes: int) -> Capture:

@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, Node
 
-from rematch.execute.bindings import binding_of
+from rematch.execute.replay.bindings import binding_of
 
 aten = torch.ops.aten
 

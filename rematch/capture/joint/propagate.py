@@ -19,7 +19,7 @@ from torch.fx import Node
 
 from rematch.capture.aten import PASS_THROUGH, RESHAPES, InPlaceOnCopy, aten, fill_of_empty, in_rows_apart
 from rematch.capture.cost import Call, Profile, Result
-from rematch.capture.traced import Traced, leaves_of, storage_key, tensors_of
+from rematch.capture.joint.traced import Traced, leaves_of, storage_key, tensors_of
 from rematch.errors import CaptureError
 
 

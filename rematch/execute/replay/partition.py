@@ -14,10 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
 from torch.fx import Graph as FxGraph, GraphModule, Node
 
-from rematch.capture.assemble import Kernel
 from rematch.capture.aten import (
     PASS_THROUGH,
     RESHAPES,
@@ -27,37 +25,18 @@ from rematch.capture.aten import (
     is_random,
     without_running_statistics,
 )
-from rematch.capture.joint import Capture
-from rematch.capture.traced import is_tangent
+from rematch.capture.joint.assemble import Kernel
+from rematch.capture.joint.read import Capture
+from rematch.capture.joint.traced import is_tangent
 from rematch.errors import ScheduleError
 from rematch.execute.random import note_state, replay
 from rematch.graph import Phase, Schedule
 
 
-def partition(
-    capture: Capture, schedule: Schedule, parameter_of: Callable[[str], nn.Parameter]
-) -> tuple[GraphModule, GraphModule]:
+def partition(capture: Capture, schedule: Schedule) -> tuple[GraphModule, GraphModule]:
     """The forward and the backward module; backward is empty for an inference graph."""
     _require_first_runs_in_order(capture, schedule)
-    return _Partition(capture, schedule, parameter_of).modules()
-
-
-class Accumulator:
-    """Adds a gradient to a parameter's, as autograd would after backward, but at once."""
-
-    def __init__(self, parameter: nn.Parameter) -> None:
-        self.parameter = parameter
-        self.__name__ = "accumulate"
-        self.__qualname__ = "accumulate"
-
-    def __call__(self, gradient: torch.Tensor) -> None:
-        parameter = self.parameter
-        if parameter.grad is not None:
-            parameter.grad.add_(gradient)
-        elif gradient.stride() == parameter.stride():
-            parameter.grad = gradient
-        else:
-            parameter.grad = torch.empty_like(parameter, requires_grad=False).copy_(gradient)
+    return _Partition(capture, schedule).modules()
 
 
 def _require_first_runs_in_order(capture: Capture, schedule: Schedule) -> None:
@@ -85,9 +64,8 @@ class _Region:
 
 
 class _Partition:
-    def __init__(self, capture: Capture, schedule: Schedule, parameter_of: Callable[[str], nn.Parameter]) -> None:
+    def __init__(self, capture: Capture, schedule: Schedule) -> None:
         self.capture = capture
-        self.parameter_of = parameter_of
         self.ops = schedule.ops.tolist()
         self.forward = _Region()
         self.backward = _Region()
@@ -122,10 +100,7 @@ class _Partition:
         if not tangents:
             returned = [self._look_up(node) for node in forward_outputs]
             self.region = self.backward
-        accumulated = {node for _, node in self.capture.accumulated.values()}
-        gradients = [
-            None if node in accumulated else self._look_up(node) for node in outputs[self.capture.forward_outputs :]
-        ]
+        gradients = [self._look_up(node) for node in outputs[self.capture.forward_outputs :]]
         self.forward.graph.output((*returned, *self.saved))
         self.backward.graph.output(tuple(gradients))
         self._placeholders_first(tangents)
@@ -166,10 +141,6 @@ class _Partition:
 
     def _emit(self, op: int, again: bool) -> None:
         kernels = self.capture.kernels[op]
-        if op in self.capture.accumulated:
-            parameter, gradient = self.capture.accumulated[op]
-            self.region.graph.call_function(Accumulator(self.parameter_of(parameter)), (self._look_up(gradient),))
-            return
         if not kernels:
             return  # a random state: written down where the random operator first runs, if that runs again
         state = self._random_state(op, again)

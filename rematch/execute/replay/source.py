@@ -19,7 +19,7 @@ from torch.fx import GraphModule, Node
 
 from rematch.capture.aten import aten
 from rematch.capture.measure import below_autograd
-from rematch.execute.bindings import binding_of
+from rematch.execute.replay.bindings import binding_of
 
 # Views as methods, which cost half as much to call.
 _METHODS: dict[Any, str] = {

@@ -30,8 +30,8 @@ from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.fx import GraphModule
 
 from rematch.capture.aten import IN_PLACE
-from rematch.capture.joint import Input, Layout
-from rematch.capture.traced import clean_path, is_tangent
+from rematch.capture.joint.read import Input, Layout
+from rematch.capture.joint.traced import clean_path, is_tangent
 from rematch.errors import CaptureError
 
 _COMPOSITE = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
@@ -44,6 +44,7 @@ DYNAMO_SETTINGS: dict[str, Any] = {
     "assume_static_by_default": True,
     "automatic_dynamic_shapes": False,
     "suppress_errors": False,
+    "skip_nnmodule_hook_guards": False,  # a hook that is added later counts
 }
 # A log message is no reason to cut a graph in two; it is left out while the captured graph runs.
 _LOGGING = (

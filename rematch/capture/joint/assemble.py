@@ -25,9 +25,9 @@ from rematch.capture.aten import (
     updated_statistics,
 )
 from rematch.capture.cost import Call, Profile
+from rematch.capture.joint.propagate import Propagated
+from rematch.capture.joint.traced import Traced, storage_bytes, storage_key, tensors_of
 from rematch.capture.memory import allocated_bytes
-from rematch.capture.propagate import Propagated
-from rematch.capture.traced import Traced, storage_bytes, storage_key, tensors_of
 from rematch.errors import CaptureError
 
 

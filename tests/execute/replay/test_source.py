@@ -15,7 +15,7 @@ from hypothesis import given, strategies as st
 from torch.fx import Graph, GraphModule, Node
 
 from rematch.capture.aten import aten
-from rematch.execute.source import compile_module
+from rematch.execute.replay.source import compile_module
 from tests.training import same_bits
 
 

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import rematch
 from benchmarks.models import TINY
 from rematch.capture.aten import InPlaceOnCopy, aten
-from rematch.capture.joint import Capture
+from rematch.capture.joint.read import Capture
 from rematch.capture.memory import PeakMemory
 from rematch.graph import Op, Phase
 from tests.captures import Computed, ReadsItsStatistics, capture_of

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from rematch.capture.joint import Capture
-from rematch.capture.traced import is_tangent
+from rematch.capture.joint.read import Capture
+from rematch.capture.joint.traced import is_tangent
 from rematch.errors import CaptureError
 
 

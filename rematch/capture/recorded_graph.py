@@ -1,0 +1,350 @@
+"""The graph of a recorded training step: what eager runs, with eager's lifetimes, for an engine that leaves forward as
+it is.
+
+`recorded_graph(recording, name="GPT2").graph`
+
+Operators are the calls that make or change storages, in eager's order; views cost nothing. The engine can bring values
+back only after the loss, so the graph is marked `recompute_after_loss`, and what belongs to the loss or to backward
+runs once. Values live as long as Python holds them: where that is longer than anyone reads them, a *release* operator
+of no cost reads them last. In-place operators become part of the operator that made the storage, if nobody reads it in
+between; otherwise the storage is pinned: what makes, changes or reads it before the change is not run again.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from rematch.capture.aten import BATCH_NORM_STATISTICS, UNINITIALISED, draws, may_repeat, without_running_statistics
+from rematch.capture.memory import allocated_bytes, random_state_bytes
+from rematch.capture.recording import RecordedCall, Recording, TensorRef
+from rematch.graph import Graph, Op, Phase, Value
+from rematch.graph.model import ALREADY_ALLOCATED, LOSS_VALUE
+
+
+@dataclass(frozen=True)
+class RecordedGraph:
+    """A graph, and the recorded calls and storages behind its operators and values."""
+
+    graph: Graph
+    recording: Recording
+    calls: tuple[tuple[int, ...], ...]  # per operator; none for the loss, releases and random states
+    storage_of: dict[int, int]  # value -> storage, for values that have one
+    notes: tuple[str, ...] = ()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the step runs: CUDA, if any of its memory is there."""
+        devices = [storage.device for storage in self.recording.storages]
+        return next((device for device in devices if device.type == "cuda"), devices[0])
+
+    @property
+    def root_bytes(self) -> int:
+        """Size of what backward starts from: if the user's loss is not recorded, what that reads."""
+        storages = [self.recording.storages[storage] for storage in self.recording.roots]
+        return sum(allocated_bytes(storage.size_bytes, storage.device) for storage in storages)
+
+
+@dataclass
+class _Draft:
+    """An operator while it is put together; storages instead of values."""
+
+    calls: list[int]
+    at: int  # its place in eager's order
+    inputs: dict[int, None] = field(default_factory=dict)
+    outputs: dict[int, None] = field(default_factory=dict)
+    once: bool = False
+    random: bool = False
+    workspace_bytes: int = 0
+
+
+def recorded_graph(recording: Recording, *, name: str = "", notes: tuple[str, ...] = ()) -> RecordedGraph:
+    """The graph of `recording`. What the user's loss takes, if it is not recorded, is added by `with_outside`."""
+    return _Assembly(recording).finish(name, notes)
+
+
+class _Assembly:
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        self.calls = recording.calls
+        self.storages = recording.storages
+        self.kernels = [place for place, call in enumerate(self.calls) if call.makes or call.writes]
+        self.maker: dict[int, int] = {s: place for place in self.kernels for s in self.calls[place].makes}
+        self.readers: dict[int, list[int]] = defaultdict(list)
+        self.writers: dict[int, list[int]] = defaultdict(list)
+        for place in self.kernels:
+            call = self.calls[place]
+            for storage in call.reads:
+                self.readers[storage].append(place)
+            for storage in call.writes:
+                self.writers[storage].append(place)
+        self.head: dict[int, int] = {}  # call -> the call whose operator it is part of
+        self.pinned_calls: set[int] = set()
+        self._resolve_writes()
+        self.drafts = self._drafts()
+        self._keep_alive()
+
+    # In-place writes
+
+    def _resolve_writes(self) -> None:
+        for storage, writers in self.writers.items():
+            if self.storages[storage].resident:
+                continue
+            maker = self.maker[storage]
+            if self._can_join(storage, maker, writers):
+                for writer in writers:
+                    self.head[writer] = maker
+            else:
+                self._pin(storage, maker, writers)
+
+    def _can_join(self, storage: int, maker: int, writers: list[int]) -> bool:
+        """Whether the writes can be run right after what makes the storage."""
+        last = writers[-1]
+        if self.calls[maker].phase is not self.calls[last].phase:
+            return False
+        if any(maker < reader < last and reader not in writers for reader in self.readers[storage]):
+            return False
+        if any(saved.at <= last for saved in self.storages[storage].saved):
+            return False
+        for writer in writers:
+            call = self.calls[writer]
+            if call.makes or call.writes != (storage,) or writer in self.head:
+                return False
+            for other in call.reads:
+                if other == storage or self.storages[other].resident:
+                    continue
+                ready = max([self.maker[other], *(w for w in self.writers.get(other, ()) if w < writer)])
+                if ready > maker:
+                    return False
+        return True
+
+    def _pin(self, storage: int, maker: int, writers: list[int]) -> None:
+        """Nothing that needs earlier contents of the storage runs again."""
+        self.pinned_calls.add(maker)
+        self.pinned_calls.update(writers)
+        self.pinned_calls.update(reader for reader in self.readers[storage] if reader <= writers[-1])
+
+    # Operators
+
+    def _drafts(self) -> list[_Draft]:
+        of_call: dict[int, _Draft] = {}
+        for place in self.kernels:
+            head = self.head.get(place, place)
+            if head != place:
+                of_call[head].calls.append(place)
+            else:
+                of_call[place] = _Draft([place], place)
+        drafts = list(of_call.values())
+        for draft in drafts:
+            self._describe(draft)
+        self.draft_of_call = {place: draft for draft in drafts for place in draft.calls}
+        return drafts
+
+    def _describe(self, draft: _Draft) -> None:
+        for place in draft.calls:
+            call = self.calls[place]
+            draft.outputs.update(dict.fromkeys(call.makes))
+            kept = self._read_again(call)
+            draft.inputs.update((s, None) for s in kept if s not in draft.outputs)
+            draft.random |= draws(call.target, call.args, call.kwargs)
+            draft.once |= not self._may_repeat(place, call)
+        first = self.calls[draft.calls[0]]
+        filled = len(draft.calls) > 1
+        draft.once |= first.target in UNINITIALISED and not filled
+        draft.once |= first.phase is not Phase.FORWARD
+
+    def _may_repeat(self, place: int, call: RecordedCall) -> bool:
+        on_cuda = any(ref.tensor.device.type == "cuda" for ref in (*call.inputs, *filter(None, call.outputs)))
+        return (
+            place not in self.pinned_calls
+            and call.grad_enabled
+            and call.profile is not None
+            and may_repeat(call.target, on_cuda)
+            and not any(self.storages[s].resident for s in call.writes)
+        )
+
+    def _read_again(self, call: RecordedCall) -> list[int]:
+        """Storages that running the call again reads: batch norm then leaves its running statistics alone."""
+        again = without_running_statistics(call.target, call.args)
+        if again is None:
+            return list(call.reads)
+        return list(dict.fromkeys(arg.storage for arg in again if isinstance(arg, TensorRef)))
+
+    # Lifetimes
+
+    def _keep_alive(self) -> None:
+        """Have whatever runs last while a storage is held read it."""
+        self.starts = [draft.at for draft in self.drafts]
+        loss_at = self.recording.loss_at
+        forward_until = self.recording.forward_until
+        self.releases: dict[int, dict[int, None]] = defaultdict(dict)  # draft -> storages that are released after it
+        self.held_at_end: set[int] = set()
+        end = len(self.calls)
+        for storage, info in enumerate(self.storages):
+            if info.resident or storage not in self.maker:
+                continue
+            maker = self.draft_of_call[self.maker[storage]]
+            intervals = sorted(info.held)
+            for since, until in intervals:
+                if until >= end and since < loss_at <= until:
+                    self.held_at_end.add(storage)
+                if since < loss_at < until:
+                    maker.once = True  # Python holds it while backward runs
+                self._hold_until(storage, until)
+                if since >= loss_at:
+                    self._hold_until(storage, since + 1)
+            for saved in info.saved:
+                kept = saved.phase is not Phase.FORWARD or maker.once or saved.at > forward_until
+                if kept and saved.released is not None:
+                    maker.once = True
+                    self._hold_until(storage, saved.released)
+
+    def _hold_until(self, storage: int, until: int) -> None:
+        """The storage is alive when the last operator before `until` runs."""
+        index = bisect_left(self.starts, until) - 1
+        if index < 0:
+            return
+        draft = self.drafts[index]
+        if storage in draft.outputs or storage in draft.inputs:
+            return
+        if draft.at < self.maker[storage]:
+            return
+        if draft.at >= self.recording.forward_until:
+            draft.inputs[storage] = None
+        else:
+            self.releases[index][storage] = None
+
+    # The graph
+
+    def finish(self, name: str, notes: tuple[str, ...]) -> RecordedGraph:
+        self.values: list[Value] = []
+        self.ops: list[Op] = []
+        self.op_calls: list[tuple[int, ...]] = []
+        self.index: dict[int, int] = {}  # storage -> value
+        for storage, info in enumerate(self.storages):
+            if info.resident:
+                self._add_value(storage, info.name, info.role)
+        self.values.append(Value(ALREADY_ALLOCATED, 0, resident=True, role=ALREADY_ALLOCATED))
+        gradients = set(self.recording.gradients.values())
+        loss_added = False
+        for number, draft in enumerate(self.drafts):
+            if draft.at >= self.recording.loss_at and not loss_added:
+                self._add_loss()
+                loss_added = True
+            self._add_op(draft, gradients)
+            if number in self.releases:
+                self._add_release(number)
+        if not loss_added:
+            self._add_loss()
+        targets = {self.index[s] for s in gradients if not self.storages[s].resident}
+        targets |= {self.index[s] for s in self.held_at_end}
+        targets |= {index for index, value in enumerate(self.values) if value.role == LOSS_VALUE}
+        graph = Graph(
+            ops=tuple(self.ops),
+            values=tuple(self.values),
+            targets=frozenset(targets),
+            name=name,
+            recompute_after_loss=True,
+        )
+        storage_of = {value: storage for storage, value in self.index.items()}
+        return RecordedGraph(graph, self.recording, tuple(self.op_calls), storage_of, notes)
+
+    def _add_value(self, storage: int, name: str, role: str) -> int:
+        info = self.storages[storage]
+        size = allocated_bytes(info.size_bytes, info.device)
+        self.index[storage] = len(self.values)
+        self.values.append(Value(name, size, resident=info.resident, role=role))
+        return self.index[storage]
+
+    def _add_op(self, draft: _Draft, gradients: set[int]) -> None:
+        calls = [self.calls[place] for place in draft.calls]
+        first = calls[0]
+        label = "+".join(_name_of(call) for call in calls)
+        name = f"{label}_{draft.at}"
+        phase = Phase.FORWARD if draft.at < self.recording.loss_at else Phase.BACKWARD
+        inputs = [self.index[s] for s in draft.inputs]
+        if draft.random and not draft.once:
+            inputs.append(self._add_random_state(name, draft, first.module_path))
+        outputs = []
+        for place, storage in enumerate(draft.outputs):
+            role = "gradients" if storage in gradients else "outputs" if storage in self.recording.outputs else ""
+            outputs.append(self._add_value(storage, name if place == 0 else f"{name}.{place}", role))
+        costs = [call.profile.cost for call in calls if call.profile is not None]
+        flops = [cost.flops for cost in costs]
+        self._append(
+            Op(
+                name=name,
+                seconds=sum(cost.seconds for cost in costs),
+                inputs=tuple(inputs),
+                outputs=tuple(outputs),
+                workspace_bytes=max((cost.workspace_bytes for cost in costs), default=0),
+                phase=phase,
+                once=draft.once or bool(self._mutated(calls)),
+                mutates=self._mutated(calls),
+                module_path=first.module_path,
+                class_key="+".join(call.class_key for call in calls),
+                flops=None if None in flops else sum(f for f in flops if f is not None),
+                random=draft.random,
+            ),
+            tuple(draft.calls),
+        )
+        self._add_statistics(calls, name, phase)
+
+    def _mutated(self, calls: Iterable[RecordedCall]) -> tuple[int, ...]:
+        storages = [s for call in calls for s in call.writes if self.storages[s].resident]
+        return tuple(dict.fromkeys(self.index[s] for s in storages))
+
+    def _add_statistics(self, calls: Iterable[RecordedCall], name: str, phase: Phase) -> None:
+        """A batch norm updates its running statistics in its first run only: as an operator of its own."""
+        for call in calls:
+            if without_running_statistics(call.target, call.args) is None:
+                continue
+            places, _ = BATCH_NORM_STATISTICS[call.target]
+            statistics = [call.args[place] for place in places]
+            changed = tuple(self.index[ref.storage] for ref in statistics if isinstance(ref, TensorRef))
+            changed = tuple(value for value in changed if self.values[value].resident)
+            self._append(Op(f"{name}.statistics", 0.0, (), (), phase=phase, once=True, mutates=changed), ())
+
+    def _append(self, op: Op, calls: tuple[int, ...]) -> None:
+        self.ops.append(op)
+        self.op_calls.append(calls)
+
+    def _add_random_state(self, name: str, draft: _Draft, path: str) -> int:
+        """The generator's state, noted before a random operator so that it can be run again."""
+        device = self.storages[next(iter(draft.outputs))].device
+        self.values.append(Value(f"{name}.state", random_state_bytes(device), role="random states"))
+        state = len(self.values) - 1
+        self._append(Op(f"{name}.state", 0.0, (), (state,), once=True, module_path=path), ())
+        return state
+
+    def _add_release(self, number: int) -> None:
+        at = self.drafts[number].at
+        inputs = tuple(self.index[storage] for storage in self.releases[number])
+        self._append(Op(f"release_{at}", 0.0, inputs, (), once=True), ())
+
+    def _add_loss(self) -> None:
+        """The moment between forward and backward; where the loss is not recorded, `with_outside` gives it a cost."""
+        self.values.append(Value(LOSS_VALUE, 0, role=LOSS_VALUE))
+        self._append(Op("loss", 0.0, (), (len(self.values) - 1,), phase=Phase.LOSS, once=True), ())
+
+
+def _name_of(call: RecordedCall) -> str:
+    packet = getattr(call.target, "overloadpacket", None)
+    return packet.__name__ if packet is not None else str(call.target)
+
+
+def with_outside(
+    recorded: RecordedGraph, *, loss_workspace_bytes: int, loss_retained_bytes: int, allocated_bytes: int
+) -> RecordedGraph:
+    """The graph with what lies outside of the recording: the user's own loss, and memory that is allocated already."""
+    graph = recorded.graph
+    sizes = {ALREADY_ALLOCATED: allocated_bytes, LOSS_VALUE: loss_retained_bytes}
+    values = tuple(
+        replace(value, size_bytes=sizes[value.role]) if value.role in sizes else value for value in graph.values
+    )
+    ops = tuple(replace(op, workspace_bytes=loss_workspace_bytes) if op.phase is Phase.LOSS else op for op in graph.ops)
+    return replace(recorded, graph=replace(graph, ops=ops, values=values))

@@ -1,0 +1,111 @@
+"""What optimizers keep on the device: forecast before the first step, and seen when it happens.
+
+`forecast(optimizer).state_bytes`; `watch(parameters, changed)`
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.utils import _pytree as pytree
+
+from rematch.capture.cost import Call, Profile
+from rematch.capture.memory import allocated_bytes
+from rematch.capture.recorder import Recorded, Recorder
+from rematch.capture.stand_ins import random_states_kept
+from rematch.graph import Phase
+
+
+@dataclass(frozen=True)
+class OptimizerMemory:
+    """Bytes that stay after the first step, and the most that a step takes beyond them."""
+
+    state_bytes: int
+    step_bytes: int
+
+
+def state_bytes(optimizers: Iterable[Optimizer]) -> int:
+    """What the optimizers keep on devices now, each storage once."""
+    tensors = [leaf for optimizer in optimizers for leaf in pytree.tree_leaves(dict(optimizer.state))]
+    storages = {
+        tensor.untyped_storage()._cdata: allocated_bytes(tensor.untyped_storage().nbytes(), tensor.device)
+        for tensor in tensors
+        if isinstance(tensor, torch.Tensor)
+    }
+    return sum(storages.values())
+
+
+def forecast(optimizer: Optimizer, profile: Callable[[Call], Profile]) -> OptimizerMemory:
+    """Record the first `step()` of a copy of the optimizer on tensors without data."""
+    if optimizer.state:
+        return OptimizerMemory(state_bytes([optimizer]), 0)
+    recorder = Recorder(profile)
+    recorder.phase = Phase.BACKWARD
+    stand_in = copy.copy(optimizer)
+    stand_in.state = defaultdict(dict)
+    stand_in.param_groups = [
+        {**group, "params": [_with_gradient(recorder, parameter) for parameter in group["params"]]}
+        for group in optimizer.param_groups
+    ]
+    with random_states_kept([]), recorder:
+        stand_in.step()
+    kept = {leaf.hold.storage for leaf in pytree.tree_leaves(dict(stand_in.state)) if isinstance(leaf, Recorded)}
+    sizes = [allocated_bytes(storage.size_bytes, storage.device) for storage in recorder.storages]
+    return OptimizerMemory(sum(sizes[s] for s in kept), _temporary_peak(recorder, kept, sizes))
+
+
+def _with_gradient(recorder: Recorder, parameter: torch.Tensor) -> nn.Parameter:
+    made = nn.Parameter(recorder.resident(parameter, "parameter", "parameters"), requires_grad=parameter.requires_grad)
+    if parameter.requires_grad:
+        made.grad = recorder.resident(parameter, "parameter", "parameters")  # of the same shape, and counted elsewhere
+    return made
+
+
+def _temporary_peak(recorder: Recorder, kept: set[int], sizes: list[int]) -> int:
+    """The most that is alive at once beside what stays."""
+    change: dict[int, int] = defaultdict(int)
+    for storage, info in enumerate(recorder.storages):
+        if info.resident or storage in kept:
+            continue
+        for since, until in info.held:
+            change[since] += sizes[storage]
+            change[until] -= sizes[storage]
+    alive = peak = 0
+    for time in sorted(change):
+        alive += change[time]
+        peak = max(peak, alive)
+    return peak
+
+
+class StepWatch:
+    """Tells when an optimizer of some parameters holds more state than before, in any process-wide `step()`."""
+
+    def __init__(self, owns: Callable[[torch.Tensor], bool], changed: Callable[[int], None]) -> None:
+        self._owns = owns
+        self._changed = weakref.WeakMethod(changed)
+        self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._known_bytes = 0
+        self._hook = register_optimizer_step_post_hook(self._stepped)
+
+    def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
+        changed = self._changed()
+        if changed is None:
+            self._hook.remove()
+            return
+        if optimizer in self._optimizers or not any(
+            self._owns(parameter) for group in optimizer.param_groups for parameter in group["params"][:1]
+        ):
+            return
+        self._optimizers.add(optimizer)
+        held_bytes = state_bytes(self._optimizers)
+        if held_bytes > self._known_bytes:
+            self._known_bytes = held_bytes
+            changed(held_bytes)

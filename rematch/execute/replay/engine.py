@@ -1,0 +1,372 @@
+"""The replay engine: the module traced as a whole, and its schedule run as generated code.
+
+`Replay(module, forward, planner)(batch)`
+
+The first call with new shapes traces the module, asks the planner for a schedule and compiles it; Dynamo's guards
+choose among what was compiled from then on.
+"""
+
+from __future__ import annotations
+
+import time
+import types
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+import torch._dynamo
+from torch import nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import BackendCompilerFailed, TorchRuntimeError, Unsupported
+from torch.fx import GraphModule, Node
+
+from rematch.capture.joint.corrections import Corrections, TraceAgain
+from rematch.capture.joint.read import Capture, Input, Layout, LossCost
+from rematch.capture.joint.traced import device_of
+from rematch.capture.joint.tracing import (
+    as_eager_runs,
+    describe_inputs,
+    dynamo_settings,
+    explain_failure,
+    inputs_of_joint,
+)
+from rematch.capture.memory import PeakMemory, allocated_bytes
+from rematch.errors import CaptureError, RematchError
+from rematch.execute.loss_meter import LossMeter, give_up_measuring
+from rematch.execute.replay.double_backward import refuse_double_backward
+from rematch.execute.replay.partition import partition
+from rematch.execute.replay.source import compile_module
+from rematch.execute.replay.tangents import TangentArguments, expect_absent_tangents
+from rematch.graph import Schedule
+
+
+class Planner(Protocol):
+    """Turns a traced graph into a capture with costs, and a capture into a schedule."""
+
+    corrections: Corrections
+
+    @property
+    def tangent_layouts(self) -> tuple[Layout, ...]: ...
+
+    def capture(self, joint: GraphModule, *, forward_outputs: int, inputs: list[Input]) -> Capture: ...
+
+    def schedule(self, capture: Capture) -> Schedule: ...
+
+    def loss_measured(self, capture: Capture, cost: LossCost) -> bool: ...
+
+
+class Retraced(BaseException):
+    """A call that was planned is traced anew, because a guard failed: it needs a recording and a plan first."""
+
+
+class _Planned(BaseException):
+    """Raised instead of running, once a plan is made: not an error, so that no user's handler takes it for one."""
+
+
+class Replay:
+    """Callable like the `forward` it replaces; see the module."""
+
+    def __init__(self, module: nn.Module, forward: Callable[..., Any], planner: Planner) -> None:
+        self.module = module
+        self.plain = forward
+        self.planner = planner
+        self._compiled: Callable[..., Any] | None = None
+        self.dry = False
+        self.referee: Callable[[GraphModule], str | None] | None = None  # while a trace may be taken in
+        self.traced = 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        compiled = self._compiled
+        if compiled is None:
+            compiled = self._compiled = self._compile()
+        with _explained():
+            return compiled(*args, **kwargs)
+
+    def prepare(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], referee: Callable[[GraphModule], str | None]
+    ) -> None:
+        """Trace, plan and compile for these arguments without running anything on them.
+
+        `referee` says how a trace differs from what eager runs, or None; `CaptureError` if it does.
+        """
+        self.dry = True
+        self.referee = referee
+        before = self.traced
+        try:
+            with torch.enable_grad():
+                self(*args, **kwargs)
+        except _Planned:
+            pass
+        finally:
+            self.dry = False
+            self.referee = None
+        if self.traced == before and self._compiled is None:
+            raise CaptureError(
+                f"{type(self.module).__name__} was not captured: its forward has no tensor operation to plan, "
+                "or torch.compile is disabled (TORCHDYNAMO_DISABLE, torch._dynamo.config.disable)"
+            )
+
+    def measure_loss(
+        self, loss: Callable[[Any], torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> LossCost:
+        """What `loss` and its gradient cost on outputs of the shapes that these arguments give."""
+        give_up_measuring()
+        made: list[Any] = []
+
+        def outline(module: GraphModule, _: list[Any]) -> Callable[..., Any]:
+            """In place of the module, tensors as it would return."""
+            returned = next(node for node in module.graph.nodes if node.op == "output").args[0]
+            examples = [node.meta["example_value"] if isinstance(node, Node) else node for node in returned]
+            made.extend(_zeros_like(example) for example in examples)
+            return lambda *_: made
+
+        with _unchanged(self.module), _explained(), torch._dynamo.config.patch(dynamo_settings()), torch.enable_grad():
+            traced = torch.compile(_entry(self.plain), backend=outline, fullgraph=True, dynamic=False)
+            outputs = traced(*args, **kwargs)
+        leaves = {place: leaf for place, leaf in enumerate(made) if isinstance(leaf, torch.Tensor)}
+        device = next((leaf.device for leaf in leaves.values()), torch.device("cpu"))
+        with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad():
+            layouts = _watch_tangents(leaves.values())
+            _loss_step(loss, outputs)  # once to warm up, so that no cache counts as memory of the loss
+            for leaf in leaves.values():
+                leaf.grad = None
+            started = time.perf_counter()
+            with PeakMemory(device) as used:
+                value = _loss_step(loss, outputs)
+            seconds = time.perf_counter() - started
+            # Whoever calls backward holds the gradient of the loss until it returns; here it has.
+            end_bytes = used.end_bytes + allocated_bytes(value.nbytes, device)
+            del value
+        tangent_bytes = sum(leaf.nbytes for leaf in leaves.values() if leaf.grad is not None)
+        unused = frozenset(place for place, leaf in leaves.items() if leaf.requires_grad and leaf.grad is None)
+        cost = loss_cost(used.peak_bytes, end_bytes, tangent_bytes, seconds)
+        return replace(cost, unused=unused, tangents=tuple(layouts))
+
+    def forget(self) -> None:
+        """Trace and plan again at the next call, because the plan has changed."""
+        self._compiled = None
+
+    def _compile(self) -> Callable[..., Any]:
+        """A compiled function of its own code, so that no other module shares its cache or its limit of shapes."""
+        ours = weakref.WeakMethod(self._backend)
+
+        def backend(module: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+            """Dynamo never lets go of a backend that failed, so it must not hold the module."""
+            method = ours()
+            assert method is not None, "called by the module, which holds the runner"
+            return method(module, example_inputs)
+
+        context: Any = torch._dynamo.optimize(backend, nopython=True, dynamic=False)
+        context.callback = _WithOurSettings(context.callback)
+        function: Callable[..., Any] = context(_entry(self.plain))
+        return function
+
+    def _backend(self, module: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        graph = _CompiledGraph(self, describe_inputs(module))
+        compiled = graph.compile(module, example_inputs)
+        meter = graph.meter
+
+        def run(*args: Any) -> Any:
+            if self.dry:
+                raise _Planned
+            outputs = compiled(*args)
+            if meter is not None:
+                refuse_double_backward(outputs)
+                if graph.drops_tangents:
+                    expect_absent_tangents(outputs)
+                if meter.waiting:
+                    meter.forward_ended()
+            return outputs
+
+        return run
+
+
+# What it warns itself of, and fails by where warnings are errors: inputs without gradient, autograd functions.
+_WARNINGS_OF_DYNAMO = ("The .grad attribute of a Tensor", ".*autograd.* should not be instantiated")
+
+
+class _WithOurSettings:
+    """Dynamo's callback, which traces a frame that is new to it, under our settings.
+
+    To set and reset them around each call instead would cost a step 70 us, and nobody reads them but the tracer.
+    """
+
+    def __init__(self, callback: Callable[..., Any]) -> None:
+        self._torchdynamo_orig_backend = callback  # where Dynamo looks for the backend when it compares cached code
+
+    def __call__(self, *frame: Any) -> Any:
+        with torch._dynamo.config.patch(dynamo_settings()), warnings.catch_warnings():
+            for message in _WARNINGS_OF_DYNAMO:
+                warnings.filterwarnings("ignore", message)
+            return self._torchdynamo_orig_backend(*frame)
+
+
+class _CompiledGraph:
+    """One traced graph of a module, between its joint form and two compiled functions."""
+
+    def __init__(self, runner: Replay, described: list[Input]) -> None:
+        self.runner = runner
+        self.described = described
+        self.capture: Capture | None = None
+        self.meter: LossMeter | None = None
+
+    @property
+    def drops_tangents(self) -> bool:
+        return self.capture is not None and bool(self.capture.dropped)
+
+    def compile(self, module: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        give_up_measuring()
+        planner = self.runner.planner
+        while True:
+            backend = aot_autograd(
+                fw_compiler=self.compile_forward,
+                bw_compiler=self.compile_backward,
+                inference_compiler=self.compile_inference,
+                partition_fn=self.partition,
+                keep_inference_input_mutations=False,
+            )
+            try:
+                with as_eager_runs(planner.tangent_layouts), planner.corrections.applied():
+                    return backend(module, example_inputs)
+            except TraceAgain:
+                continue
+
+    def partition(
+        self, joint: GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **_: Any
+    ) -> tuple[GraphModule, GraphModule]:
+        modules = self._plan(joint, num_fwd_outputs)
+        self.meter = LossMeter(device_of(joint))
+        return modules
+
+    def _plan(self, joint: GraphModule, forward_outputs: int) -> tuple[GraphModule, GraphModule]:
+        planner = self.runner.planner
+        self.runner.traced += 1
+        if self.runner.referee is None:
+            raise Retraced
+        different = self.runner.referee(joint)
+        if different is not None:
+            raise CaptureError(f"what torch.compile traces is not what eager runs: {different}")
+        inputs = inputs_of_joint(joint, self.described)
+        self.capture = planner.capture(joint, forward_outputs=forward_outputs, inputs=inputs)
+        return partition(self.capture, planner.schedule(self.capture))
+
+    def compile_forward(self, module: GraphModule, _: Any) -> Any:
+        return compile_module(module, "forward")
+
+    def compile_inference(self, traced: GraphModule, _: Any) -> Any:
+        outputs = next(node for node in traced.graph.nodes if node.op == "output").args[0]
+        return compile_module(self._plan(traced, len(outputs))[0], "inference")
+
+    def compile_backward(self, module: GraphModule, _: Any) -> Any:
+        run = compile_module(module, "backward")
+        meter = self.meter
+        assert meter is not None
+
+        assert self.capture is not None
+        tangents = TangentArguments(self.capture)
+
+        def backward(args: list[Any]) -> Any:
+            if meter.running:
+                self._loss_ended(meter)
+            if tangents.may_be_absent:
+                tangents.complete(args)
+            return run(args)
+
+        backward._boxed_call = True  # type: ignore[attr-defined]
+        return backward
+
+    def _loss_ended(self, meter: LossMeter) -> None:
+        measured = meter.backward_starts()
+        assert self.capture is not None
+        if measured is not None:
+            cost = loss_cost(*measured, self.capture.differentiable_output_bytes)
+            if self.runner.planner.loss_measured(self.capture, cost):
+                self.runner.forget()
+
+
+def _watch_tangents(outputs: Iterable[torch.Tensor]) -> list[Layout]:
+    """Layouts of the gradients of differentiable `outputs`, known once backward has reached them."""
+    differentiable = [output for output in outputs if output.requires_grad]
+    layouts = [Layout(tuple(output.shape), None) for output in differentiable]
+
+    def note(tangent: torch.Tensor, place: int) -> None:
+        # One that is expanded shows one number in many places, and could hold no other loss's gradient.
+        if torch._debug_has_internal_overlap(tangent) == 0:
+            layouts[place] = Layout(tuple(tangent.shape), tangent.stride())
+
+    for place, output in enumerate(differentiable):
+        output.register_hook(partial(note, place=place))
+    return layouts
+
+
+def _zeros_like(example: Any) -> Any:
+    if not isinstance(example, torch.Tensor):
+        return example
+    zeros = torch.empty_strided(example.shape, example.stride(), dtype=example.dtype, device=example.device).zero_()
+    return zeros.requires_grad_(example.requires_grad)
+
+
+def loss_cost(peak_bytes: int, end_bytes: int, tangent_bytes: int, seconds: float = 0.0) -> LossCost:
+    """What was allocated between the end of forward and the start of backward, taken apart."""
+    retained = max(0, end_bytes - tangent_bytes)
+    return LossCost(max(0, peak_bytes - tangent_bytes - retained), retained, seconds)
+
+
+def _loss_step(loss: Callable[[Any], torch.Tensor], outputs: Any) -> torch.Tensor:
+    value = loss(outputs)
+    if not isinstance(value, torch.Tensor) or value.numel() != 1 or not value.requires_grad:
+        raise CaptureError(
+            f"loss= must return one differentiable number for the model's output, not {type(value).__name__}"
+            + (f" of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else "")
+        )
+    value.backward()
+    return value
+
+
+@contextmanager
+def _unchanged(module: nn.Module) -> Iterator[None]:
+    """Attributes that a forward sets are put back: nothing was computed that they could hold."""
+    before = [(part, dict(part.__dict__)) for part in module.modules()]
+    buffers = [(part, dict(part._buffers)) for part in module.modules()]
+    try:
+        yield
+    finally:
+        for part, attributes in before:
+            part.__dict__.clear()
+            part.__dict__.update(attributes)
+        for part, kept in buffers:
+            part._buffers.update(kept)
+
+
+def _entry(forward: Callable[..., Any]) -> Callable[..., Any]:
+    if isinstance(forward, types.MethodType):
+        self, method = forward.__self__, forward.__func__
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return method(self, *args, **kwargs)
+    else:
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return forward(*args, **kwargs)
+
+    code = call.__code__.replace(co_name="forward")
+    return types.FunctionType(code, globals(), "forward", None, call.__closure__)
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Errors of ours as they are, and in words what Dynamo refuses or finds to fail."""
+    try:
+        yield
+    except BackendCompilerFailed as error:
+        inner = getattr(error, "inner_exception", None)
+        if isinstance(inner, RematchError):
+            raise inner from None
+        raise explain_failure(inner if isinstance(inner, Exception) else error) from error
+    except (TorchRuntimeError, Unsupported) as error:
+        raise explain_failure(error) from None

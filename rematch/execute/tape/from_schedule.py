@@ -1,0 +1,145 @@
+"""A schedule for a recorded graph as what a tape does: which calls to note, what to drop, what to bring back when.
+
+`tape_plan(recorded, schedule)`
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+
+from rematch.capture.recorded_graph import RecordedGraph
+from rematch.execute.tape.plan import TapePlan, UnpackEvent
+from rematch.graph import Phase, Schedule
+
+Content = tuple[int, int]  # a call of forward, and which of its results
+
+
+def tape_plan(recorded: RecordedGraph, schedule: Schedule) -> TapePlan:
+    """The plan by which a tape runs `schedule`."""
+    recording = recorded.recording
+    calls = tuple(call.target for call in recording.calls[: recording.forward_until])
+    again = _repeated(schedule)
+    contents = _contents(recorded)
+    kept = _alive_after_loss(recorded, schedule)
+    dropped_values = {
+        value for op in again for value in recorded.graph.ops[op].outputs if value in contents and value not in kept
+    }
+    dropped = frozenset(content for value in dropped_values for content in contents[value])
+    noted = frozenset(call for op in again for call in recorded.calls[op])
+    return TapePlan(calls, noted, dropped, _events(recorded, schedule, dropped_values, contents))
+
+
+def _repeated(schedule: Schedule) -> set[int]:
+    seen: set[int] = set()
+    again: set[int] = set()
+    for op in schedule.ops.tolist():
+        (again if op in seen else seen).add(op)
+    return again
+
+
+def _contents(recorded: RecordedGraph) -> dict[int, list[Content]]:
+    """Per value that forward computes: its contents, the last of them what is there in the end."""
+    found: dict[int, list[Content]] = {}
+    value_of = {storage: value for value, storage in recorded.storage_of.items()}
+    for op, places in enumerate(recorded.calls):
+        made = set(recorded.graph.ops[op].outputs)
+        for place in places:
+            for position, ref in enumerate(recorded.recording.calls[place].outputs):
+                if ref is not None and value_of.get(ref.storage) in made:
+                    found.setdefault(value_of[ref.storage], []).append((place, position))
+    return found
+
+
+def _alive_after_loss(recorded: RecordedGraph, schedule: Schedule) -> set[int]:
+    alive: set[int] = set()
+    for step in schedule.steps.tolist():
+        if step < 0:
+            alive.discard(~step)
+            continue
+        op = recorded.graph.ops[step]
+        alive.update(op.outputs)
+        if op.phase is Phase.LOSS:
+            break
+    return alive
+
+
+def _events(
+    recorded: RecordedGraph, schedule: Schedule, dropped: set[int], contents: dict[int, list[Content]]
+) -> tuple[UnpackEvent, ...]:
+    """What happens at each unpacking of a dropped value, in the order of the recording."""
+    unpacked = _unpacked_before(recorded, dropped)
+    happenings = list(_happenings(recorded, schedule, unpacked))
+    last = _last_uses(recorded, happenings)
+    events: list[UnpackEvent] = []
+    steps: list[int | Content] = []
+    for number, (what, which) in enumerate(happenings):
+        if what == _RUN:
+            steps.extend(recorded.calls[which])
+        elif what == _FREE and which in dropped:
+            steps.append(contents[which][-1])
+        elif what == _UNPACK:
+            events.append(UnpackEvent(contents[which][-1], tuple(steps), number in last))
+            steps = []
+    return tuple(events)
+
+
+_RUN, _FREE, _UNPACK = "run", "free", "unpack"
+
+
+def _happenings(
+    recorded: RecordedGraph, schedule: Schedule, unpacked: dict[int, list[int]]
+) -> Iterator[tuple[str, int]]:
+    """After the loss, in turn: operators of forward that run again, values that are freed or unpacked."""
+    in_backward = False
+    for step in schedule.steps.tolist():
+        if step < 0:
+            if in_backward:
+                yield _FREE, ~step
+            continue
+        op = recorded.graph.ops[step]
+        if op.phase is Phase.LOSS:
+            in_backward = True
+        elif in_backward and op.phase is Phase.FORWARD:
+            yield _RUN, step
+        elif in_backward:
+            for value in unpacked.get(step, ()):
+                yield _UNPACK, value
+
+
+def _last_uses(recorded: RecordedGraph, happenings: list[tuple[str, int]]) -> set[int]:
+    """The unpackings after which nothing uses the value until it is freed or computed again."""
+    last: set[int] = set()
+    needed: set[int] = set()
+    for number in range(len(happenings) - 1, -1, -1):
+        what, which = happenings[number]
+        if what == _FREE:
+            needed.discard(which)
+        elif what == _RUN:
+            needed.difference_update(recorded.graph.ops[which].outputs)
+            needed.update(recorded.graph.ops[which].inputs)
+        else:
+            if which not in needed:
+                last.add(number)
+            needed.add(which)
+    return last
+
+
+def _unpacked_before(recorded: RecordedGraph, dropped: set[int]) -> dict[int, list[int]]:
+    """Per operator of backward: the dropped values that autograd asks for before it, in turn."""
+    starts = [(places[0], op) for op, places in enumerate(recorded.calls) if places]
+    starts.sort()
+    positions = [start for start, _ in starts]
+    asked = [
+        (time, number, value)
+        for value in dropped
+        for number, saved in enumerate(recorded.recording.storages[recorded.storage_of[value]].saved)
+        for time in saved.unpacked
+    ]
+    asked.sort()
+    found: dict[int, list[int]] = {}
+    for time, _, value in asked:
+        place = bisect_left(positions, time)
+        if place < len(starts):
+            found.setdefault(starts[place][1], []).append(value)
+    return found

@@ -1,0 +1,29 @@
+"""What the user asked for, as data; `rematch.remat` describes each.
+
+`Settings(budget="8GiB")`
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from rematch.solvers.base import DEFAULT_SOLVER, DEFAULT_TIME_LIMIT, Solver
+
+AUTO, TAPE, REPLAY = "auto", "tape", "replay"
+ENGINES = (AUTO, TAPE, REPLAY)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """See the module."""
+
+    budget: str | int | float
+    solver: str | Solver = DEFAULT_SOLVER
+    options: dict[str, Any] = field(default_factory=dict)
+    time_limit: float = DEFAULT_TIME_LIMIT
+    reserve_bytes: int = 0
+    accumulate: bool = False
+    device: str | None = None  # the name of one in the table of devices, to plan for it without having it
+    progress: bool | None = None
+    engine: str = AUTO
