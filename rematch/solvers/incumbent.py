@@ -13,6 +13,11 @@ from rematch.solvers.base import BoundScope, Deadline, OnProgress, Problem, Prog
 
 _SAME = 1e-7  # of the time without recomputation: times closer than this are equal
 _WORTH_TELLING = 1e-5  # of the time without recomputation: smaller rises of the bound are not reported
+_STEPS = (
+    10_000  # that a plan is taken to serve, when what is left to gain is weighed against the wait: a short training
+)
+_HOPE = 0.1  # of what the bound leaves to gain, that a search is taken to gain after finding nothing for half its time
+_LEAST_WAIT_SECONDS = 1.0  # before a search that finds nothing better is ended
 
 
 class Incumbent:
@@ -24,7 +29,7 @@ class Incumbent:
         deadline: Deadline,
         on_progress: OnProgress,
         *,
-        gap_target: float = 0.0,  # share of the time without recomputation at which schedule and bound are close enough
+        gap: float = 0.0,  # points of extra time at which schedule and bound are close enough; 0 searches for the proof
         give_up_seconds: float = math.inf,  # without a schedule by then, the search is over
         scope: BoundScope = BoundScope.DEFAULT_ORDER,  # of bounds and of a proof of infeasibility
     ) -> None:
@@ -38,7 +43,8 @@ class Incumbent:
         self._on_progress = on_progress
         self._lock = threading.Lock()
         self._scale = problem.graph.baseline_seconds
-        self._close_enough = max(_SAME, gap_target) * self._scale
+        self._close_enough = max(_SAME, gap / 100.0) * self._scale
+        self._weighs_the_wait, self._improved_at = gap > 0.0, 0.0
 
     @property
     def overhead_percent(self) -> float:
@@ -61,7 +67,35 @@ class Incumbent:
     def over(self) -> bool:
         """Whether it is time to stop searching."""
         given_up = self.schedule is None and self.deadline.elapsed > self._give_up_seconds
-        return self.closed or self.deadline.expired or given_up
+        return self.closed or self.deadline.expired or given_up or self._not_worth_the_wait
+
+    @property
+    def _not_worth_the_wait(self) -> bool:
+        """Whether the seconds that a better schedule may save in many steps are fewer than those spent on the search.
+
+        All that the bound leaves may be gained while the search makes progress, a part of it when it has not for long.
+        """
+        if self.schedule is None or not self._weighs_the_wait:
+            return False
+        elapsed = self.deadline.elapsed
+        left_seconds = (self.seconds - self.bound_seconds) * _STEPS
+        stuck = elapsed > max(_LEAST_WAIT_SECONDS, 2.0 * self._improved_at)
+        return elapsed > (_HOPE * left_seconds if stuck else left_seconds)
+
+    @property
+    def reason(self) -> str:
+        """Why the search is over, in words; "" if it is not."""
+        left = f"{self.overhead_percent - self.bound_percent:.2f} points"
+        if self.infeasible:
+            return "no schedule keeps the budget"
+        if self.closed:
+            proved = self.seconds - self.bound_seconds <= _SAME * self._scale
+            return "proved optimal" if proved else f"good enough: within {left} of the bound"
+        if self.deadline.expired:
+            return "out of time" if self.schedule is None else f"out of time, with at most {left} left to gain"
+        if self._not_worth_the_wait:
+            return f"good enough: the {left} that may be left to gain are not worth the wait in {_STEPS:,} steps"
+        return "out of time" if self.over else ""
 
     def offer(self, schedule: Schedule, by: str) -> bool:
         """Take `schedule` if it is valid, within the budget and faster than what is known."""
@@ -72,6 +106,7 @@ class Incumbent:
             if seen.seconds >= self.seconds:
                 return False
             self.schedule, self.seconds = schedule, seen.seconds
+            self._improved_at = self.deadline.elapsed
             self._report(by, f"+{self.overhead_percent:.3f} %")
         return True
 

@@ -104,15 +104,41 @@ def test_what_needs_no_recomputation_is_optimal_in_any_order() -> None:
     assert solution.lower_bound_seconds == GRAPH.baseline_seconds
 
 
-def test_a_gap_target_ends_the_search_but_proves_nothing() -> None:
-    best = incumbent(gap_target=0.1)
+def test_a_gap_ends_the_search_but_proves_nothing() -> None:
+    best = incumbent(gap=10.0)
     best.offer(AGAIN, "search")
     assert not best.over
+    assert best.reason == ""
     best.raise_bound(16.0, "lp")
     assert best.over
+    assert best.reason == "good enough: within 9.00 points of the bound"
     solution = best.solution("test")
     assert solution.status is Status.FEASIBLE
     assert solution.lower_bound_seconds == pytest.approx(4.64)
+
+
+class ClockAt(Deadline):
+    """A deadline whose clock is moved by hand."""
+
+    now = 0.0
+
+    @property
+    def elapsed(self) -> float:
+        return self.now
+
+
+def test_what_is_left_to_gain_is_weighed_against_the_wait() -> None:
+    """One second is left to gain in each of 10,000 steps; half of the time without progress, a tenth of it."""
+    for gap in (0.1, 0.0):
+        clock = ClockAt()
+        best = incumbent(gap=gap, deadline=clock)
+        clock.now = 600.0
+        best.offer(AGAIN, "search")
+        clock.now = 1_199.0
+        assert not best.over
+        clock.now = 1_201.0
+        assert best.over == (gap > 0.0)
+        assert best.reason.startswith("good enough: the 25.00 points") == (gap > 0.0)
 
 
 def test_a_proof_that_there_is_no_schedule() -> None:

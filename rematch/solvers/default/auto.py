@@ -8,9 +8,12 @@ let go of Python's lock, and share one incumbent: the relaxation searches only b
 lifted schedule that breaks the budget goes to the local search to repair. The relaxation comes first without whole
 numbers, which takes seconds for 50,000 operators. If nothing is found by then and nothing proved, published methods
 that need little time are asked in turn (tree decompositions, checkpoints, chains of blocks), each for a share of the
-time. The search ends when the bound meets the schedule (or comes within `gap_target`), or at the deadline. Where
-nothing was found, the last part of the time goes to saying which budgets can be kept. The solution's log tells what was
-tried, and what it found.
+time. Where nothing was found, the last part of the time goes to saying which budgets can be kept. The solution's log
+tells what was tried, what it found, and why the search ended.
+
+The search ends when schedule and bound are within `gap` points of extra time of each other, when what the bound leaves
+to gain is worth less than the wait (`incumbent` weighs the two), or at the deadline. `gap=0` searches for the proof
+until the deadline.
 
 With `threads=1` the two take turns, the local search for `iterations` moves each time, so that a run that is not cut
 short by the clock is the same every time.
@@ -18,12 +21,13 @@ short by the clock is the same every time.
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from rematch.errors import ScheduleError
+from rematch.errors import ScheduleError, SolverError
 from rematch.graph import Schedule, baseline
 from rematch.solvers.base import (
     BoundScope,
@@ -63,7 +67,11 @@ class Auto(Solver):
     threads: int = 2
     iterations: int = 200_000  # moves of local search in a turn, with one thread
     moments: int = 6  # of the relaxation's first round
-    gap_target: float = 0.0  # end within this share of the time without recomputation of the bound
+    gap: float = 0.1  # points of extra time: how close to the bound is good enough
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.gap < math.inf:
+            raise SolverError(f"solver 'auto' cannot have gap={self.gap}; give 0 or more points of extra time")
 
     def prepare(self) -> None:
         Greedy().prepare()  # the local search compiles in its own thread, while the relaxation is at work
@@ -71,7 +79,7 @@ class Auto(Solver):
     def solve(self, problem: Problem, *, deadline: Deadline, on_progress: OnProgress) -> Solution:
         reserve = min(_BUDGETS_SHARE * deadline.remaining, _BUDGETS_SECONDS)
         incumbent = Incumbent(
-            problem, deadline, on_progress, gap_target=self.gap_target, give_up_seconds=deadline.remaining - reserve
+            problem, deadline, on_progress, gap=self.gap, give_up_seconds=deadline.remaining - reserve
         )
         if problem.budget_bytes < surely_needed_bytes(problem.graph):
             incumbent.prove_infeasible(self.name, BoundScope.ANY_ORDER)
@@ -81,6 +89,7 @@ class Auto(Solver):
             incumbent.offer(greedy_schedule(problem, deadline.within(seconds)), "greedy")
         if not incumbent.over:
             self.improve(incumbent)
+        incumbent.tell(self.name, incumbent.reason or "nothing is left to try")
         solution = incumbent.solution(self.name)
         if solution.schedule is not None:
             return solution

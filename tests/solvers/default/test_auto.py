@@ -15,7 +15,7 @@ from rematch.solvers.default.auto import Auto
 from rematch.solvers.exhaustive import min_budget
 from tests.problems import check_against_truth, fewest_seconds, peak_bytes, tiny_problems
 
-IN_TURNS = Auto(threads=1, iterations=20_000)
+IN_TURNS = Auto(threads=1, iterations=20_000, gap=0.0)
 ENOUGH_SECONDS = 5.0  # for a tiny graph, and never needed
 NO_SCHEDULE_SECONDS = 0.3  # what is left after the proof is spent on the smallest budget, all of it
 
@@ -68,7 +68,7 @@ def test_takes_what_the_local_search_finds_before_its_first_move(threads: int) -
     """Of the greedy's schedule only what takes no time is needed: leaving out the rest ends the local search."""
     problem = Problem(training_graph(random_layered(5, 60, seed=31)), 14_025)
     assert fewest_seconds(problem) == problem.graph.baseline_seconds
-    solution = solve(problem, Auto(threads=threads, iterations=20_000), time_limit=ENOUGH_SECONDS)
+    solution = solve(problem, Auto(threads=threads, iterations=20_000, gap=0.0), time_limit=ENOUGH_SECONDS)
     assert seconds_of(problem, solution) == problem.graph.baseline_seconds
 
 
@@ -85,22 +85,23 @@ def test_with_one_thread_it_gives_the_same_schedule_every_time(graph: Graph) -> 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_proves_the_optimum_of_a_training_graph(threads: int) -> None:
     problem = of_baseline(chain(20), 60)
-    solution = solve(problem, Auto(threads=threads, iterations=20_000))
+    solution = solve(problem, Auto(threads=threads, iterations=20_000, gap=0.0))
     assert (solution.status, solution.bound_scope) == (Status.OPTIMAL, BoundScope.DEFAULT_ORDER)
     assert solution.lower_bound_seconds == pytest.approx(seconds_of(problem, solution))
     assert seconds_of(problem, solution) > problem.graph.baseline_seconds
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_gap_target_ends_the_search_without_a_proof(threads: int) -> None:
+def test_a_gap_ends_the_search_without_a_proof(threads: int) -> None:
     """Every schedule is within ten times the time without recomputation of the bound, so the first one will do."""
     problem = of_baseline(chain(20), 60)
     heard: list[Progress] = []
-    solution = solve(problem, Auto(threads=threads, gap_target=10.0), on_progress=heard.append)
+    solution = solve(problem, Auto(threads=threads, gap=1000.0), on_progress=heard.append)
     assert solution.status is Status.FEASIBLE
     assert solution.lower_bound_seconds == problem.graph.baseline_seconds
     assert seconds_of(problem, solution) > problem.graph.baseline_seconds
-    assert [progress.solver for progress in heard] == ["greedy"]
+    assert [progress.solver for progress in heard] == ["greedy", "auto"]
+    assert "good enough: within" in heard[-1].message
 
 
 def test_what_fits_is_optimal_at_once_in_any_order() -> None:
@@ -154,7 +155,7 @@ def test_an_error_in_the_local_search_is_not_lost(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_log_tells_what_each_part_contributed(threads: int) -> None:
     problem = of_baseline(random_layered(40), 80)
-    solution = solve(problem, Auto(threads=threads, iterations=20_000), time_limit=3.0)
+    solution = solve(problem, Auto(threads=threads, iterations=20_000, gap=0.0), time_limit=3.0)
     assert {"greedy", "anneal"} & {progress.solver for progress in solution.log if progress.best_seconds is not None}
     assert "epochs" in {progress.solver for progress in solution.log}
     best = [progress.best_seconds for progress in solution.log if progress.best_seconds is not None]
@@ -169,7 +170,7 @@ def without_our_own_methods(monkeypatch: pytest.MonkeyPatch) -> Auto:
     monkeypatch.setattr(
         "rematch.solvers.default.auto.greedy_schedule", lambda problem, deadline: baseline(problem.graph)
     )
-    return Auto(threads=1, iterations=0)
+    return Auto(threads=1, iterations=0, gap=0.0)
 
 
 def test_asks_published_methods_in_turn_until_one_finds_a_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,6 +180,7 @@ def test_asks_published_methods_in_turn_until_one_finds_a_schedule(monkeypatch: 
     assert [(progress.solver, progress.best_seconds is None) for progress in solution.log] == [
         ("noremat", True),
         ("twremat", False),
+        ("auto", False),
     ]
 
 
@@ -186,13 +188,13 @@ def test_asks_published_methods_in_turn_until_one_finds_a_schedule(monkeypatch: 
 def test_each_method_it_asks_helps_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rematch.solvers.default.auto._OTHERS", (name,))
     solution = solve(of_baseline(chain(20), 60), without_our_own_methods(monkeypatch), time_limit=20.0)
-    assert [progress.solver for progress in solution.log if progress.best_seconds is not None] == [name]
+    assert [progress.solver for progress in solution.log if progress.best_seconds is not None] == [name, "auto"]
 
 
 def test_asks_no_one_else_once_a_schedule_is_known() -> None:
     solution = solve(of_baseline(chain(20), 60), IN_TURNS)
     assert solution.schedule is not None
-    assert {progress.solver for progress in solution.log} <= {"greedy", "anneal", "epochs"}
+    assert {progress.solver for progress in solution.log} <= {"greedy", "anneal", "epochs", "auto"}
 
 
 def test_stopping_it_returns_the_best_so_far() -> None:
