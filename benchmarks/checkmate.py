@@ -70,7 +70,8 @@ def points_of(name: str, graph: Graph, limit: float) -> Iterator[Point]:
         for solver in SOLVERS:
             if not make_solver(solver).applicable(problem):
                 continue
-            solution = solve(problem, solver, time_limit=limit)
+            to_the_proof = {"gap": 0.0} if solver == "auto" else {}
+            solution = solve(problem, solver, time_limit=limit, **to_the_proof)
             cost = solution.schedule and simulate(graph, solution.schedule).seconds / graph.baseline_seconds
             bound = solution.lower_bound_seconds and solution.lower_bound_seconds / graph.baseline_seconds
             yield Point(

@@ -150,7 +150,10 @@ def plan(task: Task, graph: Graph, options: dict[str, Any]) -> Planned:
     counted = graph if gradients_count else without_gradients(graph)
     budget, resident = budget_bytes(counted, task.percent), counted.resident_bytes
     started = time.process_time()
-    solution = solve(Problem(counted, budget), task.solver, time_limit=task.limit_seconds, **options)
+    to_the_proof = {"gap": 0.0} if task.solver == "auto" else {}
+    solution = solve(
+        Problem(counted, budget), task.solver, time_limit=task.limit_seconds, **{**to_the_proof, **options}
+    )
     cpu_seconds = time.process_time() - started
     best = best_entry(solution)
     seen = simulate(counted, solution.schedule) if solution.schedule is not None else None

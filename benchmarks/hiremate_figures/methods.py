@@ -14,7 +14,7 @@ MOCCASIN = Method("moccasin", "moccasin")
 ROTOR = Method("rotor", "rotor")
 TWREMAT = Method("twremat", "twremat")
 HIREMATE = Method("hiremate", "hiremate")
-AUTO = Method("auto", "auto")
+AUTO = Method("auto", "auto", {"gap": 0.0})
 
 
 def hilp(label: str, **options: Any) -> Method:
