@@ -1,8 +1,8 @@
-"""Bytes and seconds as people read them.
+"""Bytes, seconds, counts and names as people read them.
 
 `format_bytes(1536) == "1.50 KiB"`
 
-At the bottom of the house, so that every room can use it.
+Imports nothing from rematch, so that every module can use it.
 """
 
 from __future__ import annotations
@@ -49,3 +49,15 @@ def format_extra(pct: float | None) -> str:
 def count_of(count: int, noun: str) -> str:
     """`count_of(1204, "operator") == "1,204 operators"`"""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def printable(text: str, most_letters: int = 1000) -> str:
+    """`text` without anything a terminal would act on: escaped where a letter is not printable, cut where it is long.
+
+    Names come from files, and a name may hold escape sequences, line breaks or half a surrogate pair.
+    """
+    if len(text) > most_letters:
+        text = f"{text[: most_letters - 3]}..."
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

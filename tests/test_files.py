@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -78,3 +81,46 @@ def test_a_pipe_is_written_into_and_never_replaced(tmp_path: Path) -> None:
         os.close(reader)
     assert stat.S_ISFIFO(pipe.stat().st_mode)
     assert os.listdir(tmp_path) == ["pipe"]
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o664])
+def test_permissions_are_kept(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+    path.chmod(mode)
+    write_text(path, "new")
+    assert (path.read_text(), stat.S_IMODE(path.stat().st_mode)) == ("new", mode)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything: run as another user")
+def test_a_protected_file_is_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+    path.chmod(0o400)
+    for write in (lambda: write_text(path, "new"), lambda: require_writable(path)):
+        with pytest.raises(FormatError, match="permission denied"):
+            write()
+    assert path.read_text() == "old"
+
+
+def test_a_name_that_is_too_long_is_found_before_the_work(tmp_path: Path) -> None:
+    require_writable(tmp_path / ("x" * 250))
+    write_text(tmp_path / ("x" * 250), "text")
+    with pytest.raises(FormatError, match="file name too long"):
+        require_writable(tmp_path / ("x" * 300))
+
+
+@pytest.mark.parametrize("unnamed", [True, False])
+def test_a_killed_process_leaves_the_old_file_and_at_most_a_hidden_one(tmp_path: Path, unnamed: bool) -> None:
+    """Killed when everything is written and nothing renamed: the worst moment."""
+    path = tmp_path / "file"
+    path.write_text("old")
+    forget = "" if unnamed else "del os.O_TMPFILE\n"
+    code = f"import os, signal\n{forget}os.fsync = lambda fd: os.kill(os.getpid(), signal.SIGKILL)\n"
+    code += f"from rematch.files import write_text\nwrite_text({str(path)!r}, 'new')"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == -signal.SIGKILL
+    assert path.read_text() == "old"
+    left = [name for name in os.listdir(tmp_path) if name != "file"]
+    assert all(name.startswith(".") and name.endswith(".partial") for name in left)
+    if unnamed and hasattr(os, "O_TMPFILE"):
+        assert left == []

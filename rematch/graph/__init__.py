@@ -1,5 +1,6 @@
 """The computation, the schedule, the one oracle, and graphs as files. Nothing here imports torch."""
 
+from rematch.compilation import choose_cache_folder
 from rematch.graph.formats import load_graph, save_graph
 from rematch.graph.model import Graph, GraphArrays, Op, Phase, Value
 from rematch.graph.schedule import Compute, Free, Schedule, baseline
@@ -20,3 +21,5 @@ __all__ = [
     "save_graph",
     "simulate",
 ]
+
+choose_cache_folder()  # before any compiled module can be loaded: all of them are in this package or import it

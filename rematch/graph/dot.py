@@ -16,7 +16,7 @@ import numpy as np
 
 from rematch.graph.model import Graph, Longs, Phase
 from rematch.graph.schedule import Schedule
-from rematch.units import format_bytes
+from rematch.units import format_bytes, printable
 
 _FILL = {Phase.FORWARD: "#d6e6f4", Phase.LOSS: "#e3e3e3", Phase.BACKWARD: "#fbe3c8"}
 _RECOMPUTED_BORDER = "#c4361f"
@@ -93,5 +93,6 @@ def _edge(graph: Graph, producer: int, reader: int, label: str) -> str:
 
 def quoted(text: str) -> str:
     """A DOT string of any text."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    readable = "\n".join(printable(line) for line in text.split("\n"))
+    escaped = readable.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'

@@ -15,6 +15,7 @@ from rematch.graph import Graph
 from rematch.units import format_bytes
 
 _LARGEST_BYTES = 2**60
+_MOST_LETTERS = 100
 _FORMS = 'write it like "8GiB", "512MiB", "1.5GB", "80%" or 5050000000'
 # The exponent has at most two digits, so that a hostile "1e999999999" is not computed.
 _BUDGET = re.compile(r"(?P<number>-?(?:\d+\.?\d*|\.\d+)(?:e\+?\d{1,2})?)\s*(?P<unit>%|[a-z]*)", re.IGNORECASE)
@@ -34,15 +35,24 @@ _UNITS = {
 
 def parse_budget(budget: str | float, baseline_peak_bytes: int) -> int:
     """`budget` in whole bytes, rounded down; `baseline_peak_bytes` is what 100% means."""
-    match = _BUDGET.fullmatch(str(budget).strip())
+    text = _text_of(budget)
+    if len(text) > _MOST_LETTERS:
+        raise BudgetError(f"a budget of {len(text)} letters cannot be read; {_FORMS}")
+    match = _BUDGET.fullmatch(text)
     if match is None:
         raise BudgetError(f"budget {budget!r} cannot be read; {_FORMS}")
     amount = Fraction(match["number"]) * _bytes_per(match["unit"], budget, baseline_peak_bytes)
     if amount < 1:
         raise BudgetError(f"budget {budget!r} is less than one byte; {_FORMS}")
     if amount > _LARGEST_BYTES:
-        raise BudgetError(f"budget {budget!r} is beyond {format_bytes(_LARGEST_BYTES)}; {_FORMS}")
+        raise BudgetError(f"budget {text!r} is beyond {format_bytes(_LARGEST_BYTES)}; {_FORMS}")
     return int(amount)
+
+
+def _text_of(budget: str | float) -> str:
+    if isinstance(budget, int) and abs(budget) > _LARGEST_BYTES:
+        return str(_LARGEST_BYTES + 1)  # Python does not write numbers of thousands of digits
+    return str(budget).strip()
 
 
 def _bytes_per(unit: str, budget: str | float, baseline_peak_bytes: int) -> Fraction:

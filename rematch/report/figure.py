@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 
 from rematch.errors import FormatError, RematchError
 from rematch.files import write_bytes
+from rematch.units import printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _FORMATS = ("png", "svg", "pdf")
+_MOST_LETTERS = 400  # of one text, more of which would take minutes to lay out
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -38,6 +40,16 @@ def picture_format(path: str | PathLike[str]) -> str:
 
 def save_figure(figure: Figure, path: str | PathLike[str], *, dpi: int = 150) -> None:
     """Draw `figure` to a .png, .svg or .pdf file, whole or not at all."""
+    _make_texts_plain(figure)
     picture = io.BytesIO()
     figure.savefig(picture, format=picture_format(path), dpi=dpi)
     write_bytes(path, picture.getvalue())
+
+
+def _make_texts_plain(figure: Figure) -> None:
+    """Names of operators are shown as they are: they may hold dollar signs, which matplotlib takes for mathematics."""
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        lines = text.get_text().split("\n")
+        text.set_text("\n".join(printable(line, _MOST_LETTERS) for line in lines).replace("$", r"\$"))

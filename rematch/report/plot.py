@@ -19,7 +19,7 @@ import numpy as np
 from rematch.graph import Graph, Phase, Schedule, Simulation, baseline, simulate
 from rematch.graph.model import Bools, Floats, Ints, Longs
 from rematch.report.figure import new_figure, picture_format, save_figure
-from rematch.units import SECONDS_UNITS, count_of, extra_pct, format_bytes, format_extra, format_seconds
+from rematch.units import SECONDS_UNITS, count_of, extra_pct, format_bytes, format_extra, format_seconds, printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,6 +32,7 @@ _SMALLEST_MARK_POINTS = 1.6  # thinner marks vanish when thousands of operators 
 _LEGEND_MARK_POINTS = 6.0
 _MATRIX_POINTS = 72 * 6.5  # about the width of the matrix on the page
 _TITLE_LETTERS = 95  # that fit on a line
+_NAME_LETTERS = 200  # of the graph's name
 _BYTES_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "bytes"))
 
 
@@ -84,7 +85,8 @@ def _legend(axes: Axes, markerscale: float = 1.0) -> None:
 
 
 def _title(graph: Graph, schedule: Schedule, seen: Simulation, before: Simulation) -> str:
-    what = f"{graph.name or 'graph'}: {count_of(len(graph.ops), 'operator')}, peak {format_bytes(seen.peak_bytes)}"
+    name = printable(graph.name, _NAME_LETTERS) or "graph"
+    what = f"{name}: {count_of(len(graph.ops), 'operator')}, peak {format_bytes(seen.peak_bytes)}"
     extra = len(schedule.ops) - len(graph.ops)
     if extra == 0:
         return f"{what}, {format_seconds(seen.seconds)} without recomputation"

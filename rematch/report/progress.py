@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rematch.solvers.base import OnProgress, Progress
-from rematch.units import extra_pct, format_extra
+from rematch.units import extra_pct, format_extra, printable
 
 _QUIET_SECONDS = 5.0  # between two plain lines, so that a log file stays short
 
@@ -40,7 +40,7 @@ def measuring_progress(wanted: bool | None) -> Iterator[Callable[[str], None]]:
         task = bar.add_task("", total=None)
 
         def tell(operator: str) -> None:
-            bar.update(task, advance=1, description=operator)
+            bar.update(task, advance=1, description=printable(operator))
 
         yield tell
 
@@ -78,7 +78,7 @@ class _Latest:
         best = format_extra(extra_pct(self.best_seconds, self._baseline_seconds))
         bound = format_extra(extra_pct(self.bound_seconds, self._baseline_seconds))
         said = f"  {self._progress.message}" if self._progress.message else ""
-        return f"{elapsed:6.1f} s  best {best}  bound {bound}  {self._progress.solver}{said}"
+        return printable(f"{elapsed:6.1f} s  best {best}  bound {bound}  {self._progress.solver}{said}")
 
 
 class _PlainLines:

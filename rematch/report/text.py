@@ -16,7 +16,7 @@ from rematch.graph import Graph, Phase, baseline, simulate
 from rematch.graph.blocks import BlockClass, repeated_blocks
 from rematch.solvers.base import Status
 from rematch.solvers.treewidth.width import quick_width
-from rematch.units import count_of, format_bytes, format_extra, format_seconds
+from rematch.units import count_of, format_bytes, format_extra, format_seconds, printable
 
 if TYPE_CHECKING:
     from rematch.planning.plan import Figures, Plan, Recomputed
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARKLINE_WIDTH = 60
 _GROUPS_SHOWN = 8
+_NAME_LETTERS = 100  # of a name, before it is cut
 
 
 def sparkline(levels: Sequence[int], top: int, width: int = _SPARKLINE_WIDTH) -> str:
@@ -52,13 +53,13 @@ def describe_graph(graph: Graph) -> str:
         rows.append(("width", *_width(graph)))
     rows += [("blocks", f"{len(block.paths)} alike", _block_note(block)) for block in repeated_blocks(graph)]
     if graph.ops:
-        largest = graph.ops[int(np.argmax(graph.op_bytes))].name
+        largest = _quoted(graph.ops[int(np.argmax(graph.op_bytes))].name)
         share = _share(graph.largest_op_bytes, seen.peak_bytes)
-        floor = f"{share} of the peak: what {largest!r} needs by itself; no budget below it can work"
+        floor = f"{share} of the peak: what {largest} needs by itself; no budget below it can work"
         during = seen.timeline_bytes[baseline(graph).steps >= 0]
         rows.append(("least", format_bytes(graph.largest_op_bytes), floor))
         rows.append(("memory", sparkline(during.tolist(), seen.peak_bytes), ""))
-    return _table(f"{graph.name or 'graph'}  (fingerprint {graph.fingerprint[:8]})", rows)
+    return _table(f"{_title(graph.name)}  (fingerprint {graph.fingerprint[:8]})", rows)
 
 
 def _width(graph: Graph) -> tuple[str, str]:
@@ -71,7 +72,9 @@ def _width(graph: Graph) -> tuple[str, str]:
 
 
 def _block_note(block: BlockClass) -> str:
-    shown = ", ".join(block.paths[:3]) + (", ..." if len(block.paths) > 3 else "")
+    shown = ", ".join(printable(path, _NAME_LETTERS) for path in block.paths[:3]) + (
+        ", ..." if len(block.paths) > 3 else ""
+    )
     return f"{count_of(len(block.ops[0]), 'operator')} each: {shown}"
 
 
@@ -103,7 +106,7 @@ def _peak_place(graph: Graph, peak_step: int | None) -> str:
     schedule = baseline(graph)
     op = graph.ops[schedule.steps[peak_step]]
     nth = int((schedule.steps[: peak_step + 1] >= 0).sum())
-    return f", while {op.name!r} runs ({op.phase.value}, {nth:,} of {len(graph.ops):,})"
+    return f", while {_quoted(op.name)} runs ({op.phase.value}, {nth:,} of {len(graph.ops):,})"
 
 
 def describe_plan(plan: Plan) -> str:
@@ -128,7 +131,7 @@ def describe_plan(plan: Plan) -> str:
     ]
     if plan.parts:
         rows.insert(2, ("parts", ", ".join(f"{part.role} {format_bytes(part.size_bytes)}" for part in plan.parts), ""))
-    text = _table(f"{plan.graph_name or 'graph'}  (plan for graph {plan.graph_fingerprint[:8]})", rows)
+    text = _table(f"{_title(plan.graph_name)}  (plan for graph {plan.graph_fingerprint[:8]})", rows)
     return "\n".join([text, *_recomputed_groups(plan.recomputed, f.baseline_seconds)])
 
 
@@ -168,7 +171,7 @@ def _recomputed_groups(recomputed: Iterable[Recomputed], baseline_seconds: float
     for name in costliest[:_GROUPS_SHOWN]:
         runs = sum(entry.extra_runs for entry in groups[name])
         share = f"+{100 * cost[name] / baseline_seconds:.2f} %" if baseline_seconds > 0 else ""
-        lines.append(f"    {runs:>6,} x  {share:>9}  {name}")
+        lines.append(f"    {runs:>6,} x  {share:>9}  {printable(name, _NAME_LETTERS)}")
     if len(costliest) > _GROUPS_SHOWN:
         rest = costliest[_GROUPS_SHOWN:]
         lines.append(f"    and {count_of(len(rest), 'other group')}")
@@ -189,9 +192,9 @@ def describe_failure(figures: Figures, graph_name: str, time_limit: float) -> st
     budget = f"{format_bytes(f.budget_bytes)} ({_share(f.budget_bytes, f.baseline_peak_bytes)} of the peak)"
     by = f"{f.solver!r} in {format_seconds(f.solve_seconds)}"
     if f.status is Status.INFEASIBLE:
-        what = f"{graph_name!r} has no schedule within {budget}, proved by {by} ({f.bound_scope.value})"
+        what = f"{_quoted(graph_name)} has no schedule within {budget}, proved by {by} ({f.bound_scope.value})"
     else:
-        what = f"no schedule for {graph_name!r} within {budget} found by {by}, and none ruled out"
+        what = f"no schedule for {_quoted(graph_name)} within {budget} found by {by}, and none ruled out"
     return "; ".join([what, *_known_limits(f), _what_to_try(f, ran_out_of_time=f.solve_seconds >= time_limit)])
 
 
@@ -213,13 +216,22 @@ def _what_to_try(f: Figures, ran_out_of_time: bool) -> str:
     return f"try a larger --budget{longer} or another --solver (rematch solvers)"
 
 
+def _title(graph_name: str) -> str:
+    return printable(graph_name, _NAME_LETTERS) or "graph"
+
+
+def _quoted(name: str) -> str:
+    return f"'{printable(name, _NAME_LETTERS)}'"
+
+
 def _share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.1f} %" if whole else "all"
 
 
 def _table(title: str, rows: Sequence[tuple[str, str, str]]) -> str:
-    """Aligned columns; a cell without a note may be as long as it likes."""
+    """Aligned columns; a cell without a note does not widen its column. Names in it are made safe to print."""
+    rows = [(printable(label), printable(cell), printable(note)) for label, cell, note in rows]
     label_width = max(len(label) for label, _, _ in rows)
     cell_width = max(len(cell) for _, cell, note in rows if note)
     lines = (f"  {label:<{label_width}}  {cell:<{cell_width}}  {note}".rstrip() for label, cell, note in rows)
-    return "\n".join([title, *lines])
+    return "\n".join([printable(title), *lines])

@@ -15,7 +15,7 @@ import signal
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -195,12 +195,14 @@ def solve(
     time_limit: float = DEFAULT_TIME_LIMIT,
     on_progress: OnProgress | None = None,
     enough_seconds: float | None = None,
+    stop_signals: Sequence[signal.Signals] = (signal.SIGINT,),
     **options: Any,
 ) -> Solution:
     """Run one solver on `problem` and verify what it returns.
 
     The search also ends when a schedule of at most `enough_seconds` is known, or the bound says that there is none.
-    Ctrl-C ends the search early with the best so far; a second Ctrl-C interrupts as usual.
+    The first of `stop_signals`, by default Ctrl-C, ends the search early with the best so far; a second one does what
+    it did before.
     """
     chosen = _chosen_solver(solver, options)
     if not chosen.applicable(problem):
@@ -219,7 +221,7 @@ def solve(
     started = time.monotonic()
     chosen.prepare()
     deadline = Deadline(time_limit)
-    with _interrupt_stops(deadline):
+    with _signals_stop(deadline, stop_signals):
         found = chosen.solve(problem, deadline=deadline, on_progress=record)
     verify(problem, found)
     return replace(found, solve_seconds=time.monotonic() - started, log=(*found.log, *log))
@@ -256,19 +258,24 @@ def verify(problem: Problem, solution: Solution) -> Simulation | None:
 
 
 @contextmanager
-def _interrupt_stops(deadline: Deadline) -> Iterator[None]:
-    """The first Ctrl-C ends the deadline instead of raising. Only the main thread can listen for it."""
+def _signals_stop(deadline: Deadline, signals: Sequence[signal.Signals]) -> Iterator[None]:
+    """The first of `signals` ends the deadline instead of the process. Only the main thread can listen for them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.getsignal(signal.SIGINT)
+    before = {number: signal.getsignal(number) for number in signals}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
     def stop(signum: int, frame: FrameType | None) -> None:
         deadline.stop()
-        signal.signal(signal.SIGINT, before)
+        restore()
 
-    signal.signal(signal.SIGINT, stop)
+    for number in signals:
+        signal.signal(number, stop)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        restore()

@@ -41,15 +41,17 @@ def test_refuses_rubbish_and_says_what_works(written: str | float) -> None:
     assert repr(written) in str(caught.value)
 
 
-@pytest.mark.parametrize("written", ["1e99", "9" * 40, "2000000TiB"])
-def test_refuses_more_than_any_machine_has(written: str) -> None:
+@pytest.mark.parametrize("written", ["1e99", "9" * 40, "2000000TiB", 10**5000], ids=["1", "2", "3", "4"])
+def test_refuses_more_than_any_machine_has(written: str | int) -> None:
     with pytest.raises(BudgetError, match="beyond"):
         parse_budget(written, baseline_peak_bytes=1000)
 
 
-def test_a_hostile_exponent_is_not_computed() -> None:
-    with pytest.raises(BudgetError, match="cannot be read"):
-        parse_budget("1e999999999", baseline_peak_bytes=1000)
+@pytest.mark.parametrize("written", ["1e999999999", "9" * 5000])
+def test_hostile_numbers_are_not_computed(written: str) -> None:
+    with pytest.raises(BudgetError, match="cannot be read") as caught:
+        parse_budget(written, baseline_peak_bytes=1000)
+    assert len(str(caught.value)) < 200
 
 
 @given(st.integers(100, 2**50), st.integers(1, 100))
