@@ -170,7 +170,7 @@ def test_output_that_cannot_be_written_is_one_line() -> None:
     with open("/dev/full", "w") as full:
         run = subprocess.run([*COMMAND, "solvers"], stdout=full, stderr=subprocess.PIPE, text=True)
     assert run.returncode == 2
-    assert "rematch: cannot go on: no space left on device" in run.stderr
+    assert "rematch: cannot write to standard output: no space left on device" in run.stderr
     assert "Traceback" not in run.stderr
 
 
@@ -228,6 +228,50 @@ def test_demo_fails_where_training_differs(monkeypatch: pytest.MonkeyPatch) -> N
     result = rematch("demo")
     assert result.exit_code == 1
     assert "please report this" in result.stderr
+
+
+def test_the_doctor_names_versions_solvers_and_devices() -> None:
+    result = rematch("doctor", "--quick")
+    assert result.exit_code == 0, result.output
+    for part in (
+        f"rematch      {__version__}",
+        "python",
+        "torch",
+        "highspy",
+        "solvers",
+        "auto by default",
+        "cpu",
+        "costs",
+    ):
+        assert part in result.stdout
+    assert "FAILED" not in result.stdout
+
+
+def test_the_doctor_tries_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+    monkeypatch.setattr("rematch.doctor._plan_a_graph", lambda: tried.append("plan") or "done")
+    monkeypatch.setattr("rematch.doctor._train_a_module", lambda: tried.append("train") or "done")
+    result = rematch("doctor")
+    assert (result.exit_code, tried) == (0, ["plan", "train"])
+
+    def broken() -> str:
+        raise RuntimeError("no kernel")
+
+    monkeypatch.setattr("rematch.doctor._train_a_module", broken)
+    result = rematch("doctor")
+    assert result.exit_code == 1
+    assert "training     FAILED: RuntimeError: no kernel" in result.stdout
+    assert "planning     ok" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [("rematch sol", "solve"), ("rematch solve g.json --solver mocc", "moccasin"), ("rematch generate gp", "gpt")],
+)
+def test_the_shell_completes_commands_solvers_and_families(words: str, found: str) -> None:
+    environment = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" ")), "_REMATCH_COMPLETE": "complete_bash"}
+    run = subprocess.run([*COMMAND], env={**os.environ, **environment}, capture_output=True, text=True)
+    assert found in run.stdout.split(), run.stderr
 
 
 def no_json(folder: Path) -> Path:

@@ -62,8 +62,9 @@ MAY_IMPORT = {
     "api": {*BASE, "capture", "execute", "graph", "planning", "solvers"},
     "trial": {"api", "capture"},
     "demo": {*BASE, "api", "trial"},
+    "doctor": {*BASE, "rematch", "api", "capture", "graph", "solvers", "trial"},
     "warmup": {"graph", "solvers"},
-    "cli": {*BASE, "rematch", "demo", "files", "graph", "planning", "records", "report", "solvers"},
+    "cli": {*BASE, "rematch", "demo", "doctor", "files", "graph", "planning", "records", "report", "solvers"},
     "__main__": {"cli"},
 }
 # Inside solvers: the contract knows no method, what methods share knows no method but the default ones, and a method
