@@ -53,6 +53,7 @@ MAY_IMPORT = {
     "solvers": {*BASE, "graph", "solvers"},
     "capture": {*BASE, "capture", "files", "graph", "records"},
     "execute": {*BASE, "capture", "execute", "graph"},
+    "execute.runner": {*BASE, "capture", "execute", "graph", "planning", "report.progress"},
     "planning": {*BASE, "capture", "files", "graph", "planning", "records", "report.progress", "solvers"},
     "planning.budget": {*BASE, "graph"},
     "planning.plan": {*BASE, "files", "graph", "records", "solvers.base", "report.text"},
