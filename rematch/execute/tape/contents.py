@@ -145,7 +145,7 @@ class Saved:
 
     def __init__(self, content: Content, witness: torch.Tensor, version: int) -> None:
         self.content = content
-        self.witness = witness  # shares autograd's version counter
+        self.witness = witness  # without memory; shares autograd's version counter
         self.version = version
         self.value: torch.Tensor | None = None
         self.value_version = 0

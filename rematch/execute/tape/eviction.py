@@ -18,7 +18,7 @@ import weakref
 
 import torch
 
-from rematch.execute.tape.contents import Saved, let_go_of_memory
+from rematch.execute.tape.contents import Saved
 from rematch.execute.tape.plan import Budget
 
 _SAMPLE = 64  # candidates looked at for each eviction
@@ -91,7 +91,5 @@ class Ledger:
         return note.cost / (max(saved.size_bytes, 1) * (self.clock - saved.last_use + 1))
 
     def _drop(self, saved: Saved) -> None:
-        if saved.value is saved.witness:
-            let_go_of_memory(saved.witness)
         saved.value = None
         self._forget(id(saved))

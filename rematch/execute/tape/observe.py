@@ -16,6 +16,7 @@ from rematch.execute.tape.contents import Content, Note, storage_address
 from rematch.execute.tape.operators import Operator
 from rematch.execute.tape.plan import Budget, ContentKey, TapePlan
 from rematch.execute.tape.tape import Tape, unpack
+from rematch.execute.tape.transforms import transforms_allowed
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ def observe(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     """Run `forward` once, as always, and keep everything."""
     tape = _Observer()
     try:
-        with tape, saved_tensors_hooks(tape.pack, unpack):
+        with tape, transforms_allowed(), saved_tensors_hooks(tape.pack, unpack):
             returned = forward(*args, **kwargs)
     finally:
         parting = tape.finish()

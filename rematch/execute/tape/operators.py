@@ -37,6 +37,7 @@ class Operator:
     run: Callable[..., Any]
     repeats: bool  # whether a call can be noted at all
     atomics_on_cuda: bool  # whether two runs there may differ in the last bit
+    of_torch: bool  # custom operators have their writes counted before they run, others afterwards
     writes: bool  # whether it changes arguments, by its schema or not
     is_view: bool
     places: tuple[int, ...]  # of arguments that may be or contain tensors
@@ -83,7 +84,7 @@ def is_pass_through(call: Any) -> bool:
 
 def _opaque(call: Any) -> Operator:
     return Operator(
-        call, call, False, False, False, False, (), None, None, (), False, False, False, None, None, expensive=True
+        call, call, False, False, False, False, False, (), None, None, (), False, False, False, None, None, True
     )
 
 
@@ -106,6 +107,7 @@ def _describe(call: OpOverload) -> Operator:
         run=call._op,
         repeats=known and not is_view and (not written or single),
         atomics_on_cuda=adds_with_atomics(call),
+        of_torch=is_of_torch(call),
         writes=bool(written) or statistics is not None,
         is_view=is_view,
         places=tuple(place for place in places if not arguments[place].kwarg_only),

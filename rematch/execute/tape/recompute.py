@@ -29,26 +29,16 @@ from rematch.execute.tape.contents import (
 )
 from rematch.execute.tape.eviction import Ledger
 from rematch.execute.tape.plan import ContentKey, TapePlan
+from rematch.execute.tape.threads import not_forward
 
-
-class _Thread(threading.local):
-    recomputing = False
-
-
-thread = _Thread()  # whose operators a tape on this thread must not take for forward's
 _LOCK = threading.RLock()
 
 
 @contextmanager
 def _as_in_forward() -> Iterator[None]:
     """Kernels run as they ran below autograd and autocast, and no tape notes them."""
-    before = thread.recomputing
-    thread.recomputing = True
-    try:
-        with torch._C._DisableAutocast(), below_autograd():
-            yield
-    finally:
-        thread.recomputing = before
+    with not_forward(), torch._C._DisableAutocast(), below_autograd():
+        yield
 
 
 class Backward:

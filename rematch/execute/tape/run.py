@@ -13,6 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from rematch.execute.tape.plan import Budget, Parting, TapePlan
 from rematch.execute.tape.tape import Tape, unpack
+from rematch.execute.tape.transforms import transforms_allowed
 
 
 def run(
@@ -33,7 +34,7 @@ def run(
         return forward(*args, **kwargs)
     tape = Tape(plan, budget)
     try:
-        with tape, saved_tensors_hooks(tape.pack, unpack):
+        with tape, transforms_allowed(), saved_tensors_hooks(tape.pack, unpack):
             returned = forward(*args, **kwargs)
     finally:
         parting = tape.finish()

@@ -73,8 +73,11 @@ class Storages:
         """Somebody has written to the storage of `tensor`."""
         self.noted.pop(storage_address(tensor), None)
 
-    def before_write(self, tensor: torch.Tensor) -> None:
-        """Somebody is about to write to the storage of `tensor`: what notes read of it must not go with that."""
+    def before_write(self, tensor: torch.Tensor, counted: int = 0) -> None:
+        """Somebody is about to write to the storage of `tensor`: what notes read of it must not go with that.
+
+        `counted` says how often autograd has counted this write already.
+        """
         address = storage_address(tensor)
         found = self.unknown.pop(address, None)
         for content in (self.noted.get(address), None if found is None else found()):
@@ -82,7 +85,7 @@ class Storages:
                 continue
             if content.note is not None and not content.constant:
                 content.held = None  # it can be computed again
-            elif content.held._version == content.held_version:
+            elif content.held._version in (content.held_version, content.held_version + counted):
                 content.hold_copy(content.held)
 
     def clear(self) -> None:

@@ -33,8 +33,9 @@ from rematch.execute.tape.draws import Draw
 from rematch.execute.tape.eviction import KeptForGood, Ledger
 from rematch.execute.tape.operators import Operator, is_pass_through, operator_of
 from rematch.execute.tape.plan import Budget, ContentKey, Parting, TapePlan
-from rematch.execute.tape.recompute import Backward, thread
+from rematch.execute.tape.recompute import Backward
 from rematch.execute.tape.storages import CHANGING, Storages
+from rematch.execute.tape.threads import not_forward, thread
 
 _DETACH = aten.detach.default
 _PRODUCT_COST = 32  # times the bytes that a product touches stands in for its time, where nobody knows better
@@ -79,7 +80,7 @@ class Tape(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _DETACH:
             return func._op(*args)
-        if thread.recomputing:
+        if thread.not_forward:
             return func(*args, **(kwargs or {}))
         position = self.position
         if position < self.planned:
@@ -122,7 +123,7 @@ class Tape(TorchDispatchMode):
     def _run_writing(self, operator: Operator, args: Any, kwargs: Any) -> Any:
         """Run a call that we do not note, but that changes something we may know."""
         for written in _written_by(operator, args, kwargs):
-            self.storages.before_write(written)
+            self.storages.before_write(written, counted=0 if operator.of_torch else 1)
             if not written.requires_grad:
                 CHANGING.add(written)
         returned = operator.run(*args, **kwargs)
@@ -294,7 +295,8 @@ class Tape(TorchDispatchMode):
                 return self._handle(tensor, content, version)
         if self.outer is not None:
             pack, unpack = self.outer
-            return _ByOthers(pack(tensor), unpack)
+            with not_forward():
+                return _ByOthers(pack(tensor), unpack)
         if tensor.requires_grad and tensor.is_leaf:
             return tensor, tensor._version
         return self._keep(tensor, plain=kind is Tensor)
@@ -304,11 +306,10 @@ class Tape(TorchDispatchMode):
         if saved is None:
             saved = Saved(content, _alias(tensor), version)
             content.saved = weakref.ref(saved)
-            if self.ledger is None:
-                let_go_of_memory(saved.witness)
-            else:
+            let_go_of_memory(saved.witness)
+            if self.ledger is not None:
                 saved.size_bytes = tensor.untyped_storage().nbytes()
-                saved.put(saved.witness)
+                saved.put(_alias(tensor))
                 self.ledger.keep(saved)
         return Handle(saved, layout_of(tensor), self.backward)
 
@@ -317,8 +318,9 @@ class Tape(TorchDispatchMode):
             with torch._C.DisableTorchFunctionSubclass():
                 return tensor.detach(), tensor._version
         kept = _alias(tensor), tensor._version
-        if self.ledger is None or tensor.layout is not torch.strided:
-            return kept
+        base = tensor if tensor._base is None else tensor._base
+        if self.ledger is None or base.is_leaf or tensor.layout is not torch.strided:
+            return kept  # parameters and inputs are there in any case
         address = storage_address(tensor)
         if address in self.counted:
             return kept
