@@ -113,7 +113,19 @@ class Ref:
 class Note:
     """A call that can run again."""
 
-    __slots__ = ("__weakref__", "args", "cost", "draw", "kwargs", "memory", "operator", "outputs", "position", "target")
+    __slots__ = (
+        "__weakref__",
+        "args",
+        "cost",
+        "draw",
+        "forgotten",
+        "kwargs",
+        "memory",
+        "operator",
+        "outputs",
+        "position",
+        "target",
+    )
 
     def __init__(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], position: int) -> None:
         self.operator = operator
@@ -125,6 +137,12 @@ class Note:
         self.memory: tuple[int, torch.device] | None = None  # to allocate, if what it writes over does not matter
         self.outputs: list[tuple[int, weakref.ref[Content]]] = []
         self.cost = 0.0
+        self.forgotten = False
+
+    def forget(self) -> None:
+        """Let go of all that running the call again would need."""
+        self.args, self.kwargs, self.draw, self.target = (), {}, None, None
+        self.forgotten = True
 
     def reads(self) -> list[Content]:
         """The contents that its arguments show, except what it writes over."""

@@ -71,16 +71,20 @@ def _events(
     unpacked = _unpacked_before(recorded, dropped)
     happenings = list(_happenings(recorded, schedule, unpacked))
     last = _last_uses(recorded, happenings)
+    last_run = {which: number for number, (what, which) in enumerate(happenings) if what == _RUN}
     events: list[UnpackEvent] = []
     steps: list[int | Content] = []
+    done: list[int] = []
     for number, (what, which) in enumerate(happenings):
         if what == _RUN:
             steps.extend(recorded.calls[which])
+            if last_run[which] == number:
+                done.extend(recorded.calls[which])
         elif what == _FREE and which in dropped:
             steps.append(contents[which][-1])
         elif what == _UNPACK:
-            events.append(UnpackEvent(contents[which][-1], tuple(steps), number in last))
-            steps = []
+            events.append(UnpackEvent(contents[which][-1], tuple(steps), number in last, tuple(done)))
+            steps, done = [], []
     return tuple(events)
 
 

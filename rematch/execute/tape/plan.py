@@ -25,12 +25,14 @@ class UnpackEvent:
 
     `steps` come first, in turn: a number is a call to run again, a content is one to let go of. What an event computes
     lives until a later step lets go of it, or until backward needs it no more. With `last`, the tape lets go of the
-    accessed content too as it hands it over: it lives only as long as autograd uses it.
+    accessed content too as it hands it over: it lives only as long as autograd uses it. `done` are calls that do not
+    run again after this event, so that nothing needs to be held for them.
     """
 
     content: ContentKey
     steps: tuple[int | ContentKey, ...] = ()
     last: bool = False
+    done: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,9 @@ def _as_in_forward() -> Iterator[None]:
         yield
 
 
+_graph_is_kept: Any = torch._C._autograd._get_current_graph_task_keep_graph  # type: ignore[attr-defined]
+
+
 class Backward:
     """What the handles of one forward share."""
 
@@ -106,6 +109,11 @@ class Backward:
         if event.steps:
             with _as_in_forward():
                 _Recomputation(self).follow(event.steps)
+        if event.done and not _graph_is_kept():
+            for call in event.done:
+                note = self.note(call)
+                if note is not None:
+                    note.forget()
         return event.last
 
     def content(self, key: ContentKey) -> Content | None:
@@ -184,6 +192,11 @@ class _Recomputation:
                 continue
             note = content.note
             assert note is not None, "what no note makes is held"
+            if note.forgotten:
+                raise RuntimeError(
+                    "backward goes through parts of this graph again, or in another order than planned, after what "
+                    "they need was let go. Call the first backward with retain_graph=True"
+                )
             if note.position not in found:
                 found[note.position] = note
                 pending += _sources(note)
