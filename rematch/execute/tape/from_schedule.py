@@ -27,7 +27,15 @@ def tape_plan(recorded: RecordedGraph, schedule: Schedule) -> TapePlan:
     }
     dropped = frozenset(content for value in dropped_values for content in contents[value])
     noted = frozenset(call for op in again for call in recorded.calls[op])
-    return TapePlan(calls, noted, dropped, _events(recorded, schedule, dropped_values, contents))
+    events = _events(recorded, schedule, dropped_values, contents)
+    return TapePlan(calls, noted, dropped, events, rewritten=_rewritten(recorded))
+
+
+def _rewritten(recorded: RecordedGraph) -> frozenset[int]:
+    """Calls of forward that make memory which forward writes over later."""
+    forward = recorded.recording.calls[: recorded.recording.forward_until]
+    written = {storage for call in forward for storage in call.writes}
+    return frozenset(place for place, call in enumerate(forward) if written.intersection(call.makes))
 
 
 def _repeated(schedule: Schedule) -> set[int]:

@@ -44,7 +44,8 @@ class TapePlan:
     dropped if its call is noted and, where it was written in place, the calls that made what was there before.
 
     Without `events`, backward recomputes on demand, and what it computes lives until its last use. `shapes` holds, for
-    some noted calls, the shape of the first result; another shape is another path.
+    some noted calls, the shape of the first result; another shape is another path. `rewritten` are calls whose first
+    result forward itself writes over later: such memory changes within this forward and in no other.
     """
 
     calls: tuple[Any, ...]
@@ -52,6 +53,7 @@ class TapePlan:
     dropped: frozenset[ContentKey]
     events: tuple[UnpackEvent, ...] = ()
     shapes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    rewritten: frozenset[int] = frozenset()
 
     @cached_property
     def steps(self) -> tuple[Step, ...]:
@@ -61,14 +63,15 @@ class TapePlan:
     def _step(self, position: int, call: Any) -> Step:
         operator = operator_of(call)
         noted = position in self.noted and operator.repeats
-        needed = operator if noted or operator.writes else None
-        return Step(call, operator.run, needed, noted, self.shapes.get(position))
+        rewritten = position in self.rewritten
+        needed = operator if noted or rewritten or operator.writes else None
+        return Step(call, operator.run, needed, noted, self.shapes.get(position), rewritten)
 
 
 class Step:
     """One call of a plan, laid out for a quick look."""
 
-    __slots__ = ("call", "noted", "operator", "run", "shape")
+    __slots__ = ("call", "noted", "operator", "rewritten", "run", "shape")
 
     def __init__(
         self,
@@ -77,12 +80,14 @@ class Step:
         operator: Operator | None,
         noted: bool,
         shape: tuple[int, ...] | None,
+        rewritten: bool,
     ) -> None:
         self.call = call
         self.run = run
         self.operator = operator  # None: just run it
         self.noted = noted
         self.shape = shape
+        self.rewritten = rewritten
 
 
 @dataclass(frozen=True)

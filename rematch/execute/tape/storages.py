@@ -61,6 +61,18 @@ class Storages:
         # Contents that no note makes live as long as a note reads them, and not until forward ends.
         self.unknown: dict[int, weakref.ref[Content]] = {}
         self._addresses = _Addresses()
+        self._made: set[int] = set()
+
+    def made(self, tensor: torch.Tensor) -> None:
+        """A call that is not noted has made the storage of `tensor`, and forward will write to it."""
+        storage = tensor.untyped_storage()
+        self._addresses.add(storage)
+        self._made.add(storage._cdata)
+
+    def is_of_this_forward(self, tensor: torch.Tensor) -> bool:
+        """Whether we have seen the storage of `tensor` being made, so that no other forward knows it."""
+        address = storage_address(tensor)
+        return address in self._made or address in self.noted
 
     def put(self, storage: torch.UntypedStorage, content: Content) -> None:
         """A noted call has written `content` to the storage."""
@@ -68,6 +80,7 @@ class Storages:
         self.noted[storage._cdata] = content
         for dead in self._addresses.free_dead():
             self.noted.pop(dead, None)
+            self._made.discard(dead)
 
     def forget(self, tensor: torch.Tensor) -> None:
         """Somebody has written to the storage of `tensor`."""
@@ -92,6 +105,7 @@ class Storages:
         """Forward has ended."""
         self.noted.clear()
         self.unknown.clear()
+        self._made.clear()
         self._addresses.clear()
 
 

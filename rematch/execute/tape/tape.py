@@ -91,7 +91,10 @@ class Tape(TorchDispatchMode):
                 if operator is None:
                     return step.run(*args, **kwargs) if kwargs else step.run(*args)
                 if not step.noted:
-                    return self._run_writing(operator, args, kwargs or {})
+                    returned = self._run_opaque(operator, args, kwargs or {})
+                    if step.rewritten and isinstance(returned, Tensor):
+                        self.storages.made(returned)
+                    return returned
                 returned = self._run_noted(operator, types, args, kwargs or {}, position)
                 if step.shape is not None and not _has_shape(returned, step.shape):
                     self.planned = 0
@@ -124,7 +127,7 @@ class Tape(TorchDispatchMode):
         """Run a call that we do not note, but that changes something we may know."""
         for written in _written_by(operator, args, kwargs):
             self.storages.before_write(written, counted=0 if operator.of_torch else 1)
-            if not written.requires_grad:
+            if not written.requires_grad and not self.storages.is_of_this_forward(written):
                 CHANGING.add(written)
         returned = operator.run(*args, **kwargs)
         for written in _written_by(operator, args, kwargs):
