@@ -1,0 +1,166 @@
+"""Mutated graph and plan files: every one is read or refused in words, and none takes long.
+
+    python benchmarks/fuzz.py [--count 100000] [--seed 0] [--slow 2.0]
+
+A mutation changes bytes of a file, or entries of its JSON: another type, a hostile number or name, a copy, a loss. What
+can be read is also described, drawn as DOT, judged by the oracle and, for plans, checked against its graph. Anything
+but a `RematchError` is a failure, and so is a file that takes longer than `--slow` seconds. Failures are printed with
+the number that makes them again (`--only NUMBER`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rematch.errors import RematchError
+from rematch.graph import Graph, baseline, load_graph, save_graph, simulate
+from rematch.graph.dot import to_dot
+from rematch.graph.generators import chain, gpt, random_layered, unet
+from rematch.planning.plan import Plan
+from rematch.report.text import describe_graph
+from rematch.solvers import Problem, solve
+
+HOSTILE: tuple[Any, ...] = (
+    None, True, False, 0, -1, 1, 2, 2**31, 2**63, -(2**63), 10**400,
+    0.5, -0.0, 1e-320, 1e308, float("inf"), float("nan"),
+    "", "x", "\x1b[2J", "\ud800", "$\\frac{$", "a\nb", "x" * 10_000, "forward", "loss",
+    [], {}, [[]], [None], {"name": "x"},
+)  # fmt: skip
+LETTERS = b'{}[]",:0123456789eE.-+truefalsn\\u \n\x00\xff'
+
+
+def mutated(text: str, rng: random.Random) -> bytes:
+    """The file with one to three changes, one time in five in its bytes and else in its JSON, which gets further."""
+    if rng.random() < 0.2:
+        data = bytearray(text.encode())
+        for _ in range(rng.randint(1, 3)):
+            change_bytes(data, rng)
+        return bytes(data)
+    tree = json.loads(text)
+    for _ in range(rng.randint(1, 3)):
+        change_json(tree, rng)
+    return json.dumps(tree).encode()
+
+
+def change_bytes(data: bytearray, rng: random.Random) -> None:
+    at = rng.randrange(len(data) + 1)
+    length = rng.choice((1, 1, 1, 4, 64))
+    match rng.randrange(4):
+        case 0:
+            data[at : at + length] = bytes(rng.choice(LETTERS) for _ in range(length))
+        case 1:
+            del data[at : at + length]
+        case 2:
+            data[at:at] = data[rng.randrange(len(data) + 1) :][:length]
+        case _:
+            del data[at + length * rng.randrange(100) :]
+
+
+def change_json(tree: Any, rng: random.Random) -> None:
+    """Walk down from the top to some entry and replace, lose, copy or swap it."""
+    place = tree
+    while True:
+        keys = list(place) if isinstance(place, dict) else range(len(place))
+        if not keys:
+            return
+        key = rng.choice(keys)
+        if not isinstance(place[key], (dict, list)) or not place[key] or rng.random() < 0.2:
+            break
+        place = place[key]
+    match rng.randrange(4):
+        case 0 | 1:
+            place[key] = rng.choice(HOSTILE)
+        case 2:
+            del place[key]
+        case _:
+            other = rng.choice(keys)
+            place[key] = place[other]
+
+
+def read_graph(path: Path, graph: Graph) -> None:
+    """Everything that is done with a graph file, short of solving it."""
+    found = load_graph(path).graph
+    describe_graph(found)
+    to_dot(found)
+    simulate(found, baseline(found)).checked()
+
+
+def read_plan(path: Path, graph: Graph) -> None:
+    """Everything that is done with a plan file, short of running it."""
+    plan = Plan.load(path)
+    str(plan)
+    plan.save(path)
+    plan.check(graph)
+    to_dot(graph, plan.schedule)
+
+
+def outcome(read: Callable[[Path, Graph], None], path: Path, graph: Graph) -> str:
+    """ "read", the name of the error in words, or a traceback."""
+    try:
+        read(path, graph)
+    except RematchError as error:
+        text = str(error)
+        return type(error).__name__ if text.isprintable() and len(text) < 100_000 else f"not printable: {text[:200]!r}"
+    except Exception:
+        return traceback.format_exc()
+    return "read"
+
+
+class Fuzzer:
+    """Files to begin with, each with its graph, and what came of their mutations."""
+
+    def __init__(self, folder: Path, seed: int = 0) -> None:
+        self.path = folder / "mutated.json"
+        self.seed = seed
+        self.originals: list[tuple[str, Callable[[Path, Graph], None], Graph]] = []
+        for graph in (chain(3), gpt(1), unet(1, 1), random_layered(12)):
+            save_graph(graph, self.path)
+            self.originals.append((self.path.read_text(), read_graph, graph))
+            problem = Problem(graph, simulate(graph, baseline(graph)).peak_bytes)
+            Plan.from_solution(problem, solve(problem, "noremat")).save(self.path)
+            self.originals.append((self.path.read_text(), read_plan, graph))
+
+    def try_one(self, number: int) -> tuple[str, float]:
+        """What came of mutation `number`, and in how many seconds."""
+        rng = random.Random(self.seed * 1_000_003 + number)
+        text, read, graph = self.originals[number % len(self.originals)]
+        self.path.write_bytes(mutated(text, rng))
+        started = time.perf_counter()
+        return outcome(read, self.path, graph), time.perf_counter() - started
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--slow", type=float, default=2.0, help="seconds that a file may take")
+    parser.add_argument("--only", type=int, help="try this mutation alone")
+    arguments = parser.parse_args()
+    counts: Counter[str] = Counter()
+    slowest = 0.0
+    with tempfile.TemporaryDirectory() as folder:
+        fuzzer = Fuzzer(Path(folder), arguments.seed)
+        for number in range(arguments.count) if arguments.only is None else [arguments.only]:
+            found, seconds = fuzzer.try_one(number)
+            slowest = max(slowest, seconds)
+            failed = not found.isidentifier() or seconds > arguments.slow
+            counts["FAILED" if failed else found] += 1
+            if failed:
+                print(f"--only {number} --seed {arguments.seed}: {seconds:.1f} s\n{found}", flush=True)
+    print(f"{sum(counts.values()):,} files, the slowest {slowest:.2f} s: ", end="")
+    print(", ".join(f"{name} {count:,}" for name, count in counts.most_common()))
+    sys.exit(counts["FAILED"] > 0)
+
+
+if __name__ == "__main__":
+    main()

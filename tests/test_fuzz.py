@@ -1,0 +1,14 @@
+"""A sample of `make bench-fuzz`, which mutates graph and plan files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.fuzz import Fuzzer
+
+
+def test_mutated_files_are_read_or_refused_in_words(tmp_path: Path) -> None:
+    fuzzer = Fuzzer(tmp_path, seed=1)
+    found = [fuzzer.try_one(number)[0] for number in range(600)]
+    assert [text for text in found if not text.isidentifier()] == []
+    assert {"read", "FormatError", "GraphError", "ScheduleError"} <= set(found)
