@@ -62,7 +62,7 @@ class _Latest:
     def __init__(self, baseline_seconds: float) -> None:
         self._baseline_seconds = baseline_seconds
         self._started = time.monotonic()
-        self._progress = Progress(0.0, "starting")
+        self._progress = Progress(0.0, "starting", "(the first run compiles its code)")
         self.best_seconds: float | None = None
         self.bound_seconds: float | None = None
 

@@ -169,7 +169,7 @@ def settle(m, s):
     """Find the peaks of the stages on the list again, walking each from its end to its start."""
     budget = m.budget[0]
     for place in range(s.counters[DIRTY]):
-        stage = s.dirty[place]
+        stage = np.int64(s.dirty[place])
         s.is_dirty[stage] = False
         s.counters[STAMP] += 1
         stamp = s.counters[STAMP]
@@ -260,7 +260,7 @@ def add(m, s, stage, op):
     """Compute `op` again in `stage`, where it is not yet. Returns its node."""
     node = link(s, stage, op)
     earlier = s.nodes[node, OP_PREV]
-    born = s.nodes[earlier, STAGE]
+    born = np.int64(s.nodes[earlier, STAGE])
     first = m.outputs_ptr[op]
     for i in range(first, m.outputs_ptr[op + 1]):
         value = m.outputs[i]
@@ -277,7 +277,7 @@ def add(m, s, stage, op):
         value = m.inputs[i]
         source, slot = copy_at(m, s, value, stage), m.slot[value]
         if s.until[source, slot] < stage:
-            end = max(s.until[source, slot], s.nodes[source, STAGE])
+            end = np.int64(max(s.until[source, slot], s.nodes[source, STAGE]))
             s.until[source, slot] = stage
             shift(m, s, end + 1, stage, m.size[value])
             touch(s, end)
@@ -289,7 +289,7 @@ def add(m, s, stage, op):
 @inner
 def remove(m, s, node):
     """Leave out one recomputation: what read its outputs reads the copies before."""
-    stage, op, earlier = s.nodes[node, STAGE], s.nodes[node, OP], s.nodes[node, OP_PREV]
+    stage, op, earlier = np.int64(s.nodes[node, STAGE]), s.nodes[node, OP], s.nodes[node, OP_PREV]
     unlink(s, node)
     for i in range(m.inputs_ptr[op], m.inputs_ptr[op + 1]):
         value = m.inputs[i]
@@ -304,7 +304,7 @@ def remove(m, s, node):
     for i in range(first, m.outputs_ptr[op + 1]):
         value = m.outputs[i]
         if s.until[node, i - first] >= 0:
-            end = max(s.until[earlier, i - first], s.nodes[earlier, STAGE])
+            end = np.int64(max(s.until[earlier, i - first], s.nodes[earlier, STAGE]))
             s.until[earlier, i - first] = s.until[node, i - first]
             shift(m, s, end + 1, stage, m.size[value])
             touch(s, end)
@@ -340,7 +340,7 @@ def toggle(m, s, stage, op, adding):
 def undo(m, s):
     """Take the current move back, step by step."""
     for row in range(s.counters[JOURNAL] - 1, -1, -1):
-        stage, op = s.journal[row, 0], s.journal[row, 1]
+        stage, op = np.int64(s.journal[row, 0]), s.journal[row, 1]
         if s.journal[row, 2]:
             remove(m, s, node_at(s, stage, op))
         else:
@@ -373,7 +373,7 @@ def prune(m, s, node):
     while height > 0:
         height -= 1
         node = s.stack[height]
-        stage, op = s.nodes[node, STAGE], s.nodes[node, OP]
+        stage, op = np.int64(s.nodes[node, STAGE]), s.nodes[node, OP]
         if s.counters[JOURNAL] >= JOURNAL_ROWS - 8:
             return
         toggle(m, s, stage, op, False)
@@ -420,7 +420,7 @@ def recompute(m, s, stage, op, around, deep, shallow, most):
         node = toggle(m, s, stage, op, True)
         earlier = s.nodes[node, OP_PREV]
         if is_unread(m, s, earlier):
-            toggle(m, s, s.nodes[earlier, STAGE], op, False)
+            toggle(m, s, np.int64(s.nodes[earlier, STAGE]), op, False)
 
 
 @inner
@@ -446,7 +446,7 @@ def evict(m, s, stage, rivals):
     """
     best_score = -1.0
     best_op = np.int32(-1)
-    best_stage = 0
+    best_stage = np.int64(0)
     for _ in range(40):
         if rivals == 0:
             break
@@ -478,7 +478,7 @@ def evict(m, s, stage, rivals):
 @inner
 def move_elsewhere(m, s, node):
     """Run a recomputation in another stage: past its first use, or where its inputs are at hand, or nearby."""
-    stage, op = s.nodes[node, STAGE], s.nodes[node, OP]
+    stage, op = np.int64(s.nodes[node, STAGE]), s.nodes[node, OP]
     kind = draw(s.random, 3)
     target = stage
     if kind == 0:
@@ -486,13 +486,13 @@ def move_elsewhere(m, s, node):
         target = next_read(m, s, value, stage)
     elif kind == 1 and m.inputs_ptr[op + 1] > m.inputs_ptr[op]:
         value = m.inputs[m.inputs_ptr[op] + draw(s.random, m.inputs_ptr[op + 1] - m.inputs_ptr[op])]
-        target = s.nodes[copy_at(m, s, value, stage), STAGE]
+        target = np.int64(s.nodes[copy_at(m, s, value, stage), STAGE])
     else:
         target = stage + draw(s.random, 17) - 8
     if not may_run_again(m, op, target) or node_at(s, target, op) >= 0:
         return
     toggle(m, s, stage, op, False)
-    recompute(m, s, target, op, target, 0.0, 0.3, 4)
+    recompute(m, s, target, op, target, 0.0, 0.3, np.int64(4))
 
 
 @inner
@@ -573,7 +573,7 @@ def load(m, s, chosen):
     while s.counters[RECOMPUTED] > 0:
         remove(m, s, s.pool[s.counters[RECOMPUTED] - 1])
     for row in range(len(chosen)):
-        add(m, s, chosen[row, 0], chosen[row, 1])
+        add(m, s, np.int64(chosen[row, 0]), chosen[row, 1])
     settle(m, s)
     if s.counters[EXCESS] == 0:
         keep_if_best(s)

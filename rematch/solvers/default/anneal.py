@@ -12,7 +12,19 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rematch.errors import SolverError
-from rematch.solvers.base import BoundScope, Deadline, OnProgress, Problem, Progress, Solution, Solver, Status
+from rematch.graph import baseline, simulate
+from rematch.graph.generators import chain
+from rematch.solvers.base import (
+    BoundScope,
+    Deadline,
+    OnProgress,
+    Problem,
+    Progress,
+    Solution,
+    Solver,
+    Status,
+    ignore_progress,
+)
 from rematch.solvers.common.local_search import LocalSearch
 
 _MOVES_AT_ONCE = 1000  # between two looks at the clock
@@ -34,6 +46,11 @@ class Anneal(Solver):
             raise SolverError(f"solver 'anneal' has no seed {self.seed}; seeds are 0 or more")
         if self.iterations is not None and self.iterations < 0:
             raise SolverError(f"solver 'anneal' cannot make {self.iterations} iterations; give 0 or more, or None")
+
+    def prepare(self) -> None:
+        small = chain(layers=3)
+        problem = Problem(small, simulate(small, baseline(small)).peak_bytes - 1)
+        Anneal(iterations=1).solve(problem, deadline=Deadline(), on_progress=ignore_progress)
 
     def solve(self, problem: Problem, *, deadline: Deadline, on_progress: OnProgress) -> Solution:
         graph = problem.graph

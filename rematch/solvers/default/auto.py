@@ -41,6 +41,7 @@ from rematch.solvers.base import (
 )
 from rematch.solvers.common.local_search import LocalSearch
 from rematch.solvers.common.pruning import offer_in_default_order
+from rematch.solvers.default.anneal import Anneal
 from rematch.solvers.default.epochs import relax_epochs, search_epochs
 from rematch.solvers.default.greedy import Greedy, greedy_schedule
 from rematch.solvers.incumbent import Incumbent
@@ -74,7 +75,8 @@ class Auto(Solver):
             raise SolverError(f"solver 'auto' cannot have gap={self.gap}; give 0 or more points of extra time")
 
     def prepare(self) -> None:
-        Greedy().prepare()  # the local search compiles in its own thread, while the relaxation is at work
+        Greedy().prepare()
+        Anneal().prepare()
 
     def solve(self, problem: Problem, *, deadline: Deadline, on_progress: OnProgress) -> Solution:
         reserve = min(_BUDGETS_SHARE * deadline.remaining, _BUDGETS_SECONDS)
