@@ -92,6 +92,54 @@ _READS_OPAQUE_STATE = frozenset(
 )
 
 
+# What they return is what the program has not written yet. The first hold garbage until somebody writes all of it; the
+# others are mostly made in order to be written to, perhaps by code that no dispatcher sees.
+_UNINITIALISED = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"}
+_CONSTANT = {"zeros", "zeros_like", "new_zeros", "ones", "ones_like", "new_ones", "full", "full_like", "new_full"}
+# In place, and whatever was there before does not matter.
+_FILLING = {
+    "bernoulli_",
+    "cauchy_",
+    "copy_",
+    "exponential_",
+    "fill_",
+    "geometric_",
+    "log_normal_",
+    "normal_",
+    "random_",
+}
+_FILLING |= {"uniform_", "zero_"}
+# These change which storage a tensor has, or how large it is, rather than what is in it.
+_REPLACES_STORAGE = {"set_", "resize_", "resize_as_", "_resize_output_", "swap_tensors"}
+# Their dropout has a state of its own, which they change.
+_KEEPS_STATE = {"_cudnn_rnn", "miopen_rnn", "_cudnn_init_dropout_state"}
+
+
+def is_uninitialised(target: Any) -> bool:
+    """Whether the operator only allocates memory."""
+    return _name(target) in _UNINITIALISED
+
+
+def is_constant(target: Any) -> bool:
+    """Whether the operator allocates memory with the same number everywhere."""
+    return _name(target) in _CONSTANT
+
+
+def is_filling(target: Any) -> bool:
+    """Whether the operator writes over all of what it is given, in place."""
+    return _name(target) in _FILLING
+
+
+def can_be_noted(target: Any) -> bool:
+    """Whether we know what the operator does to memory: it computes results from arguments, and no more than that."""
+    return is_of_torch(target) and _name(target) not in _UNINITIALISED | _REPLACES_STORAGE | _KEEPS_STATE
+
+
+def _name(target: Any) -> str:
+    packet = getattr(target, "overloadpacket", None)
+    return packet.__name__ if packet is not None else ""
+
+
 def can_be_tried(target: Any) -> bool:
     """Whether the operator can be run on made-up tensors: it must not communicate or read state of its own format."""
     return is_of_torch(target) and target.overloadpacket.__name__ not in _READS_OPAQUE_STATE
@@ -202,19 +250,12 @@ _FILLS: dict[Any, OpOverload] = {
     aten.random.default: aten.random_.default,
     aten.random.to: aten.random_.to,
 }
-UNINITIALISED = (
-    aten.empty.memory_format,
-    aten.empty_like.default,
-    aten.empty_strided.default,
-    aten.new_empty.default,
-    aten.new_empty_strided.default,
-)
 
 
 def fill_of_empty(node: Node) -> OpOverload | None:
     """The in-place operator behind a call that fills fresh memory with random numbers; None for other calls."""
     source = node.args[0] if node.args else None
-    fresh = isinstance(source, Node) and source.target in UNINITIALISED and len(source.users) == 1
+    fresh = isinstance(source, Node) and is_uninitialised(source.target) and len(source.users) == 1
     return _FILLS.get(node.target) if fresh else None
 
 

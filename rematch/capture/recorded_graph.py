@@ -19,7 +19,16 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from rematch.capture.aten import BATCH_NORM_STATISTICS, UNINITIALISED, draws, may_repeat, without_running_statistics
+from rematch.capture.aten import (
+    BATCH_NORM_STATISTICS,
+    can_be_noted,
+    draws,
+    is_constant,
+    is_filling,
+    is_uninitialised,
+    may_repeat,
+    without_running_statistics,
+)
 from rematch.capture.memory import allocated_bytes, random_state_bytes
 from rematch.capture.recording import RecordedCall, Recording, TensorRef
 from rematch.graph import Graph, Op, Phase, Value
@@ -153,8 +162,8 @@ class _Assembly:
             draft.random |= draws(call.target, call.args, call.kwargs)
             draft.once |= not self._may_repeat(place, call)
         first = self.calls[draft.calls[0]]
-        filled = len(draft.calls) > 1
-        draft.once |= first.target in UNINITIALISED and not filled
+        draft.once |= is_constant(first.target) and len(draft.calls) == 1
+        draft.once |= is_uninitialised(first.target) and not self._is_filled(draft)
         draft.once |= first.phase is not Phase.FORWARD
 
     def _may_repeat(self, place: int, call: RecordedCall) -> bool:
@@ -164,8 +173,20 @@ class _Assembly:
             and call.grad_enabled
             and call.profile is not None
             and may_repeat(call.target, on_cuda)
+            and (can_be_noted(call.target) or is_uninitialised(call.target))
             and not any(self.storages[s].resident for s in call.writes)
         )
+
+    def _is_filled(self, draft: _Draft) -> bool:
+        """Whether what follows an allocation writes all of it."""
+        if len(draft.calls) == 1:
+            return False
+        call = self.calls[draft.calls[1]]
+        written = call.outputs[0]
+        if not is_filling(call.target) or written is None:
+            return False
+        whole_bytes = self.storages[written.storage].size_bytes
+        return written.tensor.numel() * written.tensor.element_size() == whole_bytes
 
     def _read_again(self, call: RecordedCall) -> list[int]:
         """Storages that running the call again reads: batch norm then leaves its running statistics alone."""

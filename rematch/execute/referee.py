@@ -17,7 +17,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
-from rematch.capture.aten import PASS_THROUGH, RESHAPES, UNINITIALISED
+from rematch.capture.aten import PASS_THROUGH, RESHAPES, is_uninitialised
 from rematch.capture.recording import RecordedCall, Recording, TensorRef
 
 Kernel = tuple[str, tuple[Any, ...]]
@@ -30,7 +30,7 @@ def differences(joint: GraphModule, recording: Recording) -> str | None:
     forward = Counter(
         _canonical_call(call)
         for call in recording.calls[: recording.forward_until]
-        if (call.makes or call.writes) and call.target not in UNINITIALISED
+        if (call.makes or call.writes) and not is_uninitialised(call.target)
     )
     extra = of_trace - of_eager
     missing = forward - of_trace
@@ -48,7 +48,7 @@ def _named(kernels: Counter[Kernel]) -> str:
 
 
 def _is_kernel(target: Any) -> bool:
-    if not isinstance(target, OpOverload) or target in PASS_THROUGH or target in UNINITIALISED:
+    if not isinstance(target, OpOverload) or target in PASS_THROUGH or is_uninitialised(target):
         return False
     return not (target.is_view or target in RESHAPES)
 

@@ -27,6 +27,7 @@ from rematch.units import format_bytes
 
 _MARGIN = 0.05  # of the device's memory that budget="auto" leaves free, for fragmentation and what is not counted
 _ALLOCATOR_SHARE = 0.005  # of a budget: CUDA's allocator gives a tensor a block that may be larger than asked for
+_SMALL_BYTES = 1024  # left to the few numbers that kernels wrap as tensors for a moment
 _MINIMUM_SECONDS = 10.0  # to look for the smallest budget when the one asked for does not work
 _TIGHTEST: dict[str, Schedule] = {}  # by the fingerprint of the graph; see `tightest`
 
@@ -109,7 +110,7 @@ class Planner:
         if self.whole_bytes is None:
             self.whole_bytes = simulate(graph, baseline(graph)).peak_bytes
         asked = parse_budget(self.settings.budget, self.whole_bytes)
-        return int(asked * self._usable_share(device))
+        return max(0, int(asked * self._usable_share(device)) - _SMALL_BYTES)
 
     def _usable_share(self, device: torch.device) -> float:
         """Of a budget in bytes, what tensors may take."""
@@ -120,7 +121,7 @@ class Planner:
     ) -> BudgetInfeasible:
         """The limit, what dominates it, the smallest budget that works and what to try."""
         verdict = "cannot be kept" if proved else "could not be kept in the time there was"
-        works_bytes = math.ceil(possible_bytes / self._usable_share(device))
+        works_bytes = math.ceil((possible_bytes + _SMALL_BYTES) / self._usable_share(device))
         return BudgetInfeasible(
             f"a budget of {format_bytes(problem.budget_bytes)} {verdict} by {problem.graph.name}: "
             f"the smallest that was found to work is {works_bytes} bytes ({format_bytes(works_bytes)}).\n"

@@ -12,20 +12,17 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from rematch.capture.aten import BATCH_NORM_STATISTICS, PASS_THROUGH, adds_with_atomics, is_of_torch
+from rematch.capture.aten import (
+    BATCH_NORM_STATISTICS,
+    PASS_THROUGH,
+    adds_with_atomics,
+    can_be_noted,
+    is_constant,
+    is_filling,
+    is_of_torch,
+)
 from rematch.capture.traits import Family, traits_of
 
-# Their results are what the program has not written yet. The first hold garbage until somebody writes all of it; the
-# others are mostly made in order to be written to, perhaps by code that no dispatcher sees.
-_UNINITIALISED = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"}
-_CONSTANT = {"zeros", "zeros_like", "new_zeros", "ones", "ones_like", "new_ones", "full", "full_like", "new_full"}
-# In place, and whatever was there before does not matter.
-_FILLS = {"bernoulli_", "cauchy_", "copy_", "exponential_", "fill_", "geometric_", "log_normal_", "normal_", "random_"}
-_FILLS |= {"uniform_", "zero_"}
-# These change which storage a tensor has, or how large it is, rather than what is in it.
-_REPLACES_STORAGE = {"set_", "resize_", "resize_as_", "_resize_output_", "swap_tensors"}
-# Their dropout has a state of its own, which they change.
-_KEEPS_STATE = {"_cudnn_rnn", "miopen_rnn", "_cudnn_init_dropout_state"}
 _EXPENSIVE = {Family.MATMUL, Family.CONVOLUTION, Family.ATTENTION, Family.RECURRENT, Family.FFT}
 
 
@@ -101,7 +98,7 @@ def _describe(call: OpOverload) -> Operator:
     keyword = single and arguments[written[0]].kwarg_only
     statistics = BATCH_NORM_STATISTICS.get(call)
     dropout = [place for place, argument in enumerate(arguments) if argument.name == "dropout_p"]
-    known = is_of_torch(call) and name not in _UNINITIALISED | _REPLACES_STORAGE | _KEEPS_STATE
+    known = can_be_noted(call)
     return Operator(
         call=call,
         run=call._op,
@@ -114,8 +111,8 @@ def _describe(call: OpOverload) -> Operator:
         written=written[0] if single and not keyword else None,
         written_name=arguments[written[0]].name if keyword else None,
         other_written=() if single else tuple(written),
-        fills=name in _FILLS or keyword,
-        constant=name in _CONSTANT,
+        fills=is_filling(call) or keyword,
+        constant=is_constant(call),
         draws=torch.Tag.nondeterministic_seeded in call.tags,
         dropout=(dropout[0], arguments[dropout[0]].default_value) if dropout else None,
         statistics=statistics,
