@@ -69,7 +69,11 @@ def _raise_impossible(graph: Graph, impossible: int, possible: int, deadline: De
 
 
 def _find(problem: Problem, start: Schedule, deadline: Deadline, seed: int) -> Schedule | None:
-    search = LocalSearch(problem, seed=seed, start=start)
-    while search.best is None and not (deadline.expired or search.finished):
-        search.run(_MOVES)
-    return search.best
+    """A schedule within the budget by local search with one and with two passes through each stage, in turns."""
+    searches = [LocalSearch(problem, seed=seed, start=start, passes=passes) for passes in (1, 2)]
+    while not (deadline.expired or searches[0].finished):
+        for search in searches:
+            search.run(_MOVES)
+            if search.best is not None:
+                return search.best
+    return None

@@ -30,6 +30,7 @@ from rematch.graph import Graph, Schedule, simulate
 from rematch.graph.matrices import stage_of_each_compute
 from rematch.graph.model import Ints, compressed_rows
 from rematch.solvers.base import Problem
+from rematch.solvers.common.pauses import PausedGraph
 
 if TYPE_CHECKING:
     from rematch.solvers.common.local_search_kernels import Model, State
@@ -49,15 +50,19 @@ class LocalSearch:
     """A search that can be stopped, looked at, given a better schedule, and continued.
 
     `search = LocalSearch(problem, seed=1); search.run(10_000); search.best`
+
+    With more than one of `passes` through each stage it also finds schedules that recompute in another order, or the
+    same operator several times, between two first computations; its moves are then slower.
     """
 
-    def __init__(self, problem: Problem, *, seed: int = 0, start: Schedule | None = None) -> None:
+    def __init__(self, problem: Problem, *, seed: int = 0, start: Schedule | None = None, passes: int = 1) -> None:
         from rematch.solvers.common import local_search_kernels
 
         self._kernels = local_search_kernels
-        self._problem = problem
-        self._model = make_model(problem)
-        self._state = make_state(self._model, seed, _ROOM_PER_OP * (len(problem.graph.ops) + 4))
+        self._pauses = PausedGraph.of(problem.graph, passes - 1) if passes > 1 else None
+        self._problem = problem if self._pauses is None else Problem(self._pauses.paused, problem.budget_bytes)
+        self._model = make_model(self._problem)
+        self._state = make_state(self._model, seed, _ROOM_PER_OP * (len(self._problem.graph.ops) + 4))
         self.moves = 0
         self._cycles = 0  # completed
         self._cycle_length = _FIRST_CYCLE
@@ -79,13 +84,15 @@ class LocalSearch:
     def best(self) -> Schedule | None:
         """The fastest schedule within the budget so far."""
         if self._best is None and self._best_cost < self._kernels.NO_BEST:
-            self._best = schedule_of(self._problem.graph, self._best_rows)
+            found = schedule_of(self._problem.graph, self._best_rows)
+            self._best = found if self._pauses is None else self._pauses.schedule(found)
         return self._best
 
     @property
     def best_seconds(self) -> float | None:
         if self._best_seconds is None and self.best is not None:
-            self._best_seconds = simulate(self._problem.graph, self.best).checked().seconds
+            graph = self._problem.graph if self._pauses is None else self._pauses.graph
+            self._best_seconds = simulate(graph, self.best).checked().seconds
         return self._best_seconds
 
     @property
@@ -111,12 +118,14 @@ class LocalSearch:
 
     def adopt(self, schedule: Schedule) -> None:
         """Go on from `schedule`, whose first computations follow the default order; within the budget or not."""
-        graph = self._problem.graph
+        graph, given = self._problem.graph, schedule
+        if self._pauses is not None:
+            schedule = self._pauses.paused_schedule(given)
         seen = simulate(graph, schedule).checked()
         rows = recomputations_of(graph, schedule)
         cost = int(self._model.cost[graph.arrays.position[schedule.ops]].sum() - self._model.cost.sum())
         if seen.peak_bytes <= self._problem.budget_bytes and cost < self._best_cost:
-            self._best_cost, self._best_rows, self._best, self._best_seconds = cost, rows, schedule, seen.seconds
+            self._best_cost, self._best_rows, self._best, self._best_seconds = cost, rows, given, seen.seconds
             self._state.counters[self._kernels.BEST_COST] = cost
         self._load(rows)
         self._kernels.trim(self._model, self._state)

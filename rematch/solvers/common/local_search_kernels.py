@@ -35,6 +35,7 @@ LEVELS = 3
 NO_BEST = np.int64(2**62)
 JOURNAL_ROWS = 4096
 STACK_ROWS = 1024
+_EARLY_ONE_IN = 8  # evictions: what is evicted is computed again some time before its next use
 
 
 inner = njit(cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)  # called from compiled code only
@@ -440,9 +441,10 @@ def crowded_stage(m, s):
 
 @inner
 def evict(m, s, stage, rivals):
-    """Free a value that is idle in `stage` and compute it again before its next use.
+    """Free a value that is idle in `stage` and compute it again before its next use, as late as that is allowed.
 
-    Of up to `rivals` candidates found at random, the one with most bytes x stages per cost.
+    Of up to `rivals` candidates found at random, the one with most bytes x stages per cost. While no
+    set within the budget is known it is now and then computed earlier: memory may be short just before its next use.
     """
     best_score = -1.0
     best_op = np.int32(-1)
@@ -460,8 +462,8 @@ def evict(m, s, stage, rivals):
         read = last_read(m, s, value, s.nodes[node, STAGE], stage + 1)
         if read == stage:
             continue
-        following = next_read(m, s, value, stage)
-        if not may_run_again(m, op, following) or following > m.held_from[value]:
+        following = min(next_read(m, s, value, stage), m.last_stage[op], m.held_from[value])
+        if following <= stage or following < m.first_stage[op]:
             continue
         rivals -= 1
         idle = following - max(read, s.nodes[node, STAGE])
@@ -470,6 +472,8 @@ def evict(m, s, stage, rivals):
             best_score, best_op, best_stage = score, op, following
     if best_op < 0:
         return
+    if s.counters[BEST_COST] == NO_BEST and draw(s.random, _EARLY_ONE_IN) == 0:
+        best_stage = max(stage + 1 + draw(s.random, best_stage - stage), m.first_stage[best_op])
     deep = (0.5, 0.9, 1.0)[draw(s.random, 3)]
     shallow = (0.0, 0.3, 0.9)[draw(s.random, 3)]
     recompute(m, s, best_stage, best_op, stage, deep, shallow, 1 << draw(s.random, 9))

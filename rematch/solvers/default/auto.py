@@ -2,14 +2,17 @@
 
 `solve(problem, "auto", time_limit=60)`
 
-Local search (`anneal`) finds good schedules fast and proves nothing; the relaxation (`epochs`) proves, and its lifted
-schedules are often optimal, or nearly within the budget. They run in two threads, whose inner loops are compiled and
-let go of Python's lock, and share one incumbent: the relaxation searches only below the best schedule known, and each
-lifted schedule that breaks the budget goes to the local search to repair. The relaxation comes first without whole
-numbers, which takes seconds for 50,000 operators. If nothing is found by then and nothing proved, published methods
-that need little time are asked in turn (tree decompositions, checkpoints, chains of blocks), each for a share of the
-time. Where nothing was found, the last part of the time goes to saying which budgets can be kept. The solution's log
-tells what was tried, what it found, and why the search ended.
+Local search (as in `anneal`) finds good schedules fast and proves nothing; the relaxation (`epochs`) proves, and its
+lifted schedules are often optimal, or nearly within the budget. They run in two threads, whose inner loops are compiled
+and let go of Python's lock, and share one incumbent: the relaxation searches only below the best schedule known, and
+each lifted schedule that breaks the budget goes to the local search to repair. The relaxation comes first without whole
+numbers, which takes seconds for 50,000 operators.
+
+If nothing is found by then and nothing proved, published methods that need little time are asked in turn (tree
+decompositions, checkpoints, chains of blocks), each for a share of the time, and a second local search makes two passes
+through each stage, for budgets that no single pass can keep. The exhaustive search has the last word on tiny graphs.
+Where nothing was found, the last part of the time goes to saying which budgets can be kept. The solution's log tells
+what was tried, what it found, and why the search ended.
 
 The search ends when schedule and bound are within `gap` points of extra time of each other, when what the bound leaves
 to gain is worth less than the wait (`incumbent` weighs the two), or at the deadline. `gap=0` searches for the proof
@@ -36,6 +39,7 @@ from rematch.solvers.base import (
     Problem,
     Solution,
     Solver,
+    Status,
     ignore_progress,
     make_solver,
 )
@@ -44,10 +48,12 @@ from rematch.solvers.common.pruning import offer_in_default_order
 from rematch.solvers.default.anneal import Anneal
 from rematch.solvers.default.epochs import relax_epochs, search_epochs
 from rematch.solvers.default.greedy import Greedy, greedy_schedule
+from rematch.solvers.exhaustive import Exhaustive
 from rematch.solvers.incumbent import Incumbent
 from rematch.solvers.minimum import smallest_budget, surely_needed_bytes
 
 _MOVES_AT_ONCE = 20_000  # of local search, between two looks at what the relaxation found
+_MOVES_OF_ONE_PASS = 60_000  # without a schedule, before stages get a second pass
 _HEAD_START_SECONDS = 1.0  # of local search before the relaxation, whose work a good cut-off shortens
 _GREEDY_SHARE = 0.05  # of the time limit at most
 _GREEDY_SECONDS = 2.0  # and at most: its time grows with the square of the graph
@@ -91,6 +97,8 @@ class Auto(Solver):
             incumbent.offer(greedy_schedule(problem, deadline.within(seconds)), "greedy")
         if not incumbent.over:
             self.improve(incumbent)
+        if incumbent.schedule is None and not incumbent.infeasible:
+            _search_exhaustively(incumbent)
         incumbent.tell(self.name, incumbent.reason or "nothing is left to try")
         solution = incumbent.solution(self.name)
         if solution.schedule is not None:
@@ -125,18 +133,16 @@ class Auto(Solver):
             raise worker.error
 
     def _in_turns(self, incumbent: Incumbent) -> None:
-        search = LocalSearch(incumbent.problem, seed=self.seed, start=incumbent.schedule)
+        searches = _Searches(incumbent, self.seed)
 
         def take_a_turn() -> None:
-            _offer(search, incumbent)
             for _ in range(0, self.iterations, _MOVES_AT_ONCE):
                 if incumbent.over:
                     return
-                search.run(_MOVES_AT_ONCE)
-                _offer(search, incumbent)
+                searches.run()
 
         def repair(lifted: Schedule) -> None:
-            search.adopt(lifted)
+            searches.adopt(lifted)
             take_a_turn()
 
         take_a_turn()
@@ -159,6 +165,19 @@ def _ask_others(incumbent: Incumbent) -> None:
             incumbent.offer(found.schedule, name)  # better than none, though local search cannot start from it
 
 
+def _search_exhaustively(incumbent: Incumbent) -> None:
+    """The ground truth for a tiny graph, as far as there is time."""
+    solver = Exhaustive(order="default")
+    if not solver.applicable(incumbent.problem):
+        return
+    deadline = incumbent.deadline.within(0.5 * incumbent.deadline.remaining)
+    found = solver.solve(incumbent.problem, deadline=deadline, on_progress=ignore_progress)
+    if found.schedule is not None:
+        incumbent.offer(found.schedule, solver.name)
+    elif found.status is Status.INFEASIBLE:
+        incumbent.prove_infeasible(solver.name)
+
+
 class _LocalSearchThread(threading.Thread):
     """Local search until the incumbent's search is over, from the best schedule known and every lifted one."""
 
@@ -175,18 +194,50 @@ class _LocalSearchThread(threading.Thread):
 
     def _search(self) -> None:
         incumbent = self._incumbent
-        search = LocalSearch(incumbent.problem, seed=self._seed, start=incumbent.schedule)
-        _offer(search, incumbent)
-        while not (incumbent.over or search.finished):
+        searches = _Searches(incumbent, self._seed)
+        while not (incumbent.over or searches.finished):
             if not self._lifted.empty():
-                search.adopt(self._lifted.get())
-            elif incumbent.schedule is not None and incumbent.seconds < (search.best_seconds or float("inf")):
+                searches.adopt(self._lifted.get())
+            elif incumbent.schedule is not None and incumbent.seconds < searches.best_seconds:
                 with suppress(ScheduleError):  # first computations in another order than the search keeps to
-                    search.adopt(incumbent.schedule)
-            search.run(_MOVES_AT_ONCE)
-            _offer(search, incumbent)
+                    searches.adopt(incumbent.schedule)
+            searches.run()
 
 
-def _offer(search: LocalSearch, incumbent: Incumbent) -> None:
-    if search.best is not None and search.best_seconds is not None and search.best_seconds < incumbent.seconds:
-        incumbent.offer(search.best, "anneal")
+class _Searches:
+    """Local search for the incumbent; where it finds nothing for long, in turns with one of two passes a stage.
+
+    The one that finds a schedule goes on alone.
+    """
+
+    def __init__(self, incumbent: Incumbent, seed: int) -> None:
+        self._incumbent, self._seed = incumbent, seed
+        self._searches = [LocalSearch(incumbent.problem, seed=seed, start=incumbent.schedule)]
+        self._offer(self._searches[0])
+
+    @property
+    def finished(self) -> bool:
+        return self._searches[0].finished
+
+    @property
+    def best_seconds(self) -> float:
+        return min(search.best_seconds or math.inf for search in self._searches)
+
+    def adopt(self, schedule: Schedule) -> None:
+        self._searches[0].adopt(schedule)
+
+    def run(self) -> None:
+        """Some moves, and what they found offered to the incumbent."""
+        search = self._searches[0]
+        search.run(_MOVES_AT_ONCE)
+        self._offer(search)
+        if search.best is not None:
+            self._searches = [search]
+        elif len(self._searches) > 1:
+            self._searches.reverse()
+        elif self._incumbent.schedule is None and search.moves >= _MOVES_OF_ONE_PASS:
+            self._searches.insert(0, LocalSearch(self._incumbent.problem, seed=self._seed, passes=2))
+
+    def _offer(self, search: LocalSearch) -> None:
+        if search.best is not None and (search.best_seconds or math.inf) < self._incumbent.seconds:
+            self._incumbent.offer(search.best, "anneal")

@@ -12,6 +12,8 @@ from rematch.graph.generators import chain, gpt, random_layered
 from rematch.solvers import Problem
 from rematch.solvers.common import local_search
 from rematch.solvers.common.local_search import LocalSearch, make_model, make_state, recomputations_of, schedule_of
+from rematch.solvers.common.pauses import PausedGraph
+from tests.problems import changed_resident, held_for_the_loss
 from tests.strategies import graphs, sequences, staged_sequences
 
 
@@ -148,7 +150,7 @@ def test_the_same_seed_and_moves_give_the_same_schedule_however_they_are_cut() -
 
 def test_the_best_never_gets_worse_from_cycle_to_cycle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_search, "_FIRST_CYCLE", 2000)
-    problem = less_than_baseline(random_layered(60), 80)
+    problem = less_than_baseline(random_layered(120), 80)
     search = LocalSearch(problem, seed=3)
     best = []
     for _ in range(40):
@@ -216,3 +218,56 @@ def test_makes_room_for_a_schedule_with_very_many_recomputations() -> None:
     search = LocalSearch(less_than_baseline(graph, 40), start=Schedule.from_ops(graph, sequence))
     search.run(3000)
     assert search.best is not None
+
+
+@pytest.mark.parametrize("problem", [held_for_the_loss(), changed_resident()])
+def test_evicts_what_must_be_made_again_long_before_it_is_read(problem: Problem) -> None:
+    """The loss holds it, or what it is made from changes."""
+    search = LocalSearch(problem)
+    search.run(2000)
+    assert search.best is not None
+
+
+def reverse_at_the_end() -> Problem:
+    """Targets a (1) and b (3), made beside waste (7), do not fit beside c (10); then b must be made again before a."""
+    ops = (Op("a", 1.0, (), (0,)), Op("b", 1.0, (), (1, 2)), Op("c", 1.0, (), (3,)))
+    values = (Value("a", 1), Value("b", 3), Value("waste", 7), Value("c", 10))
+    return Problem(Graph(ops, values, targets=frozenset({0, 1})), 10)
+
+
+def test_two_passes_find_what_one_cannot_say() -> None:
+    found = []
+    for passes in (1, 2):
+        search = LocalSearch(reverse_at_the_end(), passes=passes)
+        search.run(3000)
+        found.append(search.best)
+    assert found[0] is None
+    assert found[1] is not None
+    assert found[1].ops.tolist() == [0, 1, 2, 1, 0]
+
+
+@given(graphs(), st.data())
+def test_a_schedule_goes_into_pauses_and_comes_back_as_it_was(graph: Graph, data: st.DataObject) -> None:
+    """With as many pauses as it has computations, any schedule in default order is one of stages."""
+    sequence = data.draw(sequences(graph, max_extra=4))
+    firsts = list(dict.fromkeys(sequence))
+    if tuple(firsts) != graph.order:
+        return
+    schedule = Schedule.from_ops(graph, sequence)
+    pauses = PausedGraph.of(graph, len(sequence))
+    paused = pauses.paused_schedule(schedule)
+    assert pauses.schedule(paused) == schedule
+    assert peak(pauses.paused, paused) == peak(graph, schedule)
+    staged = schedule_of(pauses.paused, recomputations_of(pauses.paused, paused))
+    assert pauses.schedule(staged) == schedule
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_adopts_with_any_number_of_passes(passes: int) -> None:
+    problem = less_than_baseline(gpt(layers=2), 70)
+    known = LocalSearch(problem)
+    known.run(20_000)
+    search = LocalSearch(problem, start=known.best, passes=passes)
+    assert search.best_seconds is not None
+    assert known.best_seconds is not None
+    assert search.best_seconds <= known.best_seconds

@@ -14,6 +14,7 @@ from rematch.solvers import BoundScope, Deadline, Problem, Progress, Solution, S
 from rematch.solvers.default.auto import Auto
 from rematch.solvers.exhaustive import min_budget
 from tests.problems import check_against_truth, fewest_seconds, peak_bytes, tiny_problems
+from tests.solvers.common.test_local_search import reverse_at_the_end
 
 IN_TURNS = Auto(threads=1, iterations=20_000, gap=0.0)
 ENOUGH_SECONDS = 5.0  # for a tiny graph, and never needed
@@ -209,3 +210,16 @@ def test_stopping_it_returns_the_best_so_far() -> None:
     solution = Auto().solve(problem, deadline=deadline, on_progress=stop_when_found)
     assert solution.status is Status.FEASIBLE
     assert seconds_of(problem, solution) >= (solution.lower_bound_seconds or 0.0) >= problem.graph.baseline_seconds
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_finds_what_no_single_pass_through_a_stage_can_say(threads: int) -> None:
+    solution = solve(reverse_at_the_end(), Auto(threads=threads, iterations=80_000), time_limit=ENOUGH_SECONDS)
+    assert solution.schedule is not None
+
+
+def test_the_exhaustive_search_decides_tiny_problems(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rematch.solvers.default.auto._OTHERS", ())
+    found = solve(reverse_at_the_end(), without_our_own_methods(monkeypatch), time_limit=5.0)
+    assert found.schedule is not None
+    assert "exhaustive" in {progress.solver for progress in found.log}
