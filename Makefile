@@ -1,8 +1,10 @@
 # One target for each thing a person does. Needs only python3 and make; everything else goes into .venv.
-#   make demo     train a small GPT in half its memory, step by step beside plain training
-#   make test     run the tests
+#   make demo     train a small GPT in half its memory, side by side with plain training
+#   make test     run the tests that need nothing else; ARGS="tests/graph -x" for a part
+#   make test-all run the slow tests too: those that need other libraries, a compiler or more time
 #   make lint     ruff and mypy
 #   make format   let ruff rewrite the sources
+#   make wheel    build dist/*.whl
 #   make docs     refresh the output and the picture that the README shows
 #   make bench    list the benchmarks; make bench-NAME ARGS="..." runs benchmarks/NAME.py
 #   make clean    remove .venv and everything made by tools
@@ -16,7 +18,7 @@ ZOO := $(VENV)/zoo
 COMPILED := $(shell find rematch -name '*kernels.py')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format docs bench clean
+.PHONY: help setup demo test test-all lint format wheel docs bench clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -41,6 +43,9 @@ demo: setup
 test: setup
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
 
+test-all: setup
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m '' $(ARGS)
+
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -49,6 +54,10 @@ lint: $(INSTALLED)
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+wheel: $(INSTALLED)
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	@ls dist/*.whl
 
 docs: setup
 	@$(BIN)/python docs/refresh.py

@@ -19,6 +19,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -79,12 +80,11 @@ def change_json(tree: Any, rng: random.Random) -> None:
         place = place[key]
     match rng.randrange(4):
         case 0 | 1:
-            place[key] = rng.choice(HOSTILE)
+            place[key] = deepcopy(rng.choice(HOSTILE))
         case 2:
             del place[key]
         case _:
-            other = rng.choice(keys)
-            place[key] = place[other]
+            place[key] = deepcopy(place[rng.choice(keys)])
 
 
 def read_graph(path: Path, graph: Graph) -> None:

@@ -66,7 +66,7 @@ def test_a_partitioner_of_ones_own(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.strip() in ("Status.FEASIBLE", "Status.OPTIMAL")
 
 
-@pytest.mark.parametrize("page", [README, *sorted(DOCS.glob("*.md"))], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [README, README.with_name("CONTRIBUTING.md"), *sorted(DOCS.glob("*.md"))], ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     for link in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
         assert (page.parent / link).exists(), link

@@ -32,8 +32,8 @@ def sparkline(levels: Sequence[int], top: int, width: int = _SPARKLINE_WIDTH) ->
     if not levels or top <= 0:
         return ""
     edges = np.linspace(0, len(levels), min(width, len(levels)) + 1).astype(int)
-    highest = np.maximum.reduceat(np.asarray(levels), edges[:-1])
-    return "".join(_BARS[min(len(_BARS) - 1, int(level * len(_BARS) / top))] for level in highest)
+    highest = np.maximum.reduceat(np.asarray(levels), edges[:-1]).tolist()  # Python's numbers, which never overflow
+    return "".join(_BARS[min(len(_BARS) - 1, level * len(_BARS) // top)] for level in highest)
 
 
 def describe_graph(graph: Graph) -> str:

@@ -40,6 +40,7 @@ def test_bars_show_the_highest_of_each_share() -> None:
     assert sparkline([0, 8, 0, 4], top=8, width=2) == "█▅"
     assert sparkline([1, 2, 3], top=8) == "▂▃▄"
     assert (sparkline([], top=1), sparkline([1], top=0)) == ("", "")
+    assert sparkline([2**60, 2**61], top=2**61) == "▅█"
 
 
 def test_more_levels_than_bars_keep_their_peak() -> None:
