@@ -27,7 +27,9 @@ def costs_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REMATCH_CACHE", str(tmp_path / "costs"))
 
 
-def test_training_in_one_line() -> None:
+@pytest.mark.slow
+def test_training_a_hugging_face_model() -> None:
+    pytest.importorskip("transformers", reason="needs transformers: pip install transformers")
     scope: dict[str, Any] = {}
     exec(python_blocks()[0], scope)
     (plan,) = rematch.plans_of(scope["model"])
@@ -66,7 +68,9 @@ def test_a_partitioner_of_ones_own(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.strip() in ("Status.FEASIBLE", "Status.OPTIMAL")
 
 
-@pytest.mark.parametrize("page", [README, README.with_name("CONTRIBUTING.md"), *sorted(DOCS.glob("*.md"))], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [README, README.with_name("CONTRIBUTING.md"), *sorted(DOCS.glob("*.md"))], ids=lambda page: page.name
+)
 def test_links_lead_somewhere(page: Path) -> None:
     for link in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
         assert (page.parent / link).exists(), link
