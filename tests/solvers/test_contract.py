@@ -32,7 +32,7 @@ REPEATABLE: dict[str, dict[str, Any]] = {
     "anneal": {"iterations": 2000},
     "auto": {"threads": 1, "iterations": 20_000, "gap": 0.0},
     "moccasin": {"workers": 1},
-    "hiremate": {"threads": 1, "iterations": 20_000},
+    "hiremate": {"workers": 1, "solvers": ("hilp",), "options": 3, "budget_shares": (1.0,)},
 }
 
 

@@ -82,3 +82,14 @@ def offer_in_default_order(incumbent: Incumbent, sequence: Ints, by: str) -> boo
     graph, budget_bytes = incumbent.problem.graph, incumbent.problem.budget_bytes
     ordered = in_turn(graph, in_default_order(graph, sequence))
     return incumbent.offer(Schedule.from_ops(graph, pruned(graph, ordered, budget_bytes, keep_first=True)), by)
+
+
+def offer_pruned(incumbent: Incumbent, sequence: Ints, by: str) -> bool:
+    """Offer a sequence as it is and with first computations in default order, each without what there is room to keep.
+
+    Neither is always the faster one: in default order something may run early and again later.
+    """
+    graph, budget_bytes = incumbent.problem.graph, incumbent.problem.budget_bytes
+    ordered = in_turn(graph, sequence)
+    as_given = incumbent.offer(Schedule.from_ops(graph, pruned(graph, ordered, budget_bytes)), by)
+    return offer_in_default_order(incumbent, sequence, by) or as_given

@@ -14,7 +14,7 @@ from rematch.solvers.common.blocks import Block, BlockGraph
 from rematch.solvers.common.options import Flattening, Option
 from rematch.solvers.hiremate.hilp import solve_level
 from rematch.solvers.hiremate.level import Layer, Level, Pass
-from rematch.solvers.hiremate.options import layer_option, spread
+from rematch.solvers.hiremate.options import layer_option
 
 
 @dataclass(frozen=True)
@@ -83,23 +83,15 @@ def combined(
     corrections: bool = True,
 ) -> list[PieceRun] | None:
     """The children in turn, each with an option, as H-ILP has them; None if it finds no way within the budget."""
-    chosen = [
-        spread(child.options, count) for child, count in zip(children, _counts(children, most_options), strict=True)
-    ]
+    chosen = [child.options for child in children]
     level = _level(children, chosen, gap)
-    found = solve_level(level, budget_bytes, deadline=deadline, corrections=corrections)
+    found = solve_level(level, budget_bytes, deadline=deadline, corrections=corrections, most_options=most_options)
     if found is None:
         return None
     return [
         PieceRun(run.of) if run.of is Pass.LOSS else PieceRun(run.of, run.layer, chosen[run.layer][run.option])
         for run in found.runs
     ]
-
-
-def _counts(children: Sequence[Solved], most: int) -> list[int]:
-    """How many options each child may have: in proportion to its operators, at least one."""
-    total = sum(len(child.part.ops) for child in children)
-    return [max(1, most * len(child.part.ops) // total) for child in children]
 
 
 def _level(children: Sequence[Solved], chosen: Sequence[Sequence[Option]], gap: Gap) -> Level:

@@ -5,30 +5,34 @@
 J. Gusak et al., "HiRemate: hierarchical approach for efficient re-materialization of neural networks", ICML 2025,
 section 3.2.2 and appendix B. `hilp_model` has the program and what we changed in it, `pricing` judges what comes out.
 
-`heuristic` needs no program: it starts the search, and stands in for it where time is short. For a few shapes of
-schedules, from one run of everything to forward passes that are repeated before every backward pass (Chen et al., 2016;
-Griewank, 1992), it begins with the fastest options and, as long as the budget is broken, takes the option that costs
-the least time for each byte it spares at the worst moment.
+The paper gives the program to Gurobi, for minutes. HiGHS gets a schedule to begin with, and programs that grow:
+
+1. everything once, each layer with the option that is best for the level (`shape_model`);
+2. the same for a few shapes in which forwards are repeated in groups (`shapes`), the most promising ones;
+3. H-ILP in which a forward may run again only shortly before its backward, and then H-ILP itself, with at most N_o
+   options: those of the schedule so far, and others as far apart from them as possible.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import chain
 
 from rematch.solvers.base import Deadline
 from rematch.solvers.common.highs import minimise
 from rematch.solvers.hiremate.hilp_model import HilpModel
 from rematch.solvers.hiremate.level import Level, LevelSolution, Pass, Run
 from rematch.solvers.hiremate.pricing import Judge, price
+from rematch.solvers.hiremate.shape_model import ShapeModel
+from rematch.solvers.hiremate.shapes import Fitter, shapes
 
 __all__ = ["heuristic", "price", "solve_level"]
 
 _TOLERANCE = 1e-6  # percent of the least seconds
-_SHARE_OF_HEURISTIC = 0.25  # of the time, at most
+_SHARE_OF_SHAPES = 0.5  # of the time, at most
+_BEST_SHAPES = 3  # whose options are chosen by a program after the greedy choice
+_AHEAD = (1, 4)  # backward passes before its own from which on a forward may run again; then any
 
 
 def solve_level(
@@ -40,34 +44,44 @@ def solve_level(
     corrections: bool = True,
     repeat_backward: bool = False,
     gap_target: float = 1e-6,
+    most_options: int | None = None,
 ) -> LevelSolution | None:
     """The fastest runs found, or None. `proved` if no runs of the program's kind beat them by more than `gap_target`.
 
-    `start` are runs to improve on, by default those of `heuristic`; `gap_target` is a share of the level's least
-    seconds. Without `corrections` memory is overestimated, and the program is smaller.
+    `start` are runs to improve on; `gap_target` is a share of the level's least seconds. Without `corrections` memory
+    is overestimated by H-ILP, and the program is smaller. `most_options` is N_o, how many options H-ILP itself may
+    choose from; None is all of them.
     """
     judge = Judge(level)
+    if budget_bytes < judge.given_bytes:
+        return None
     known = _within(judge, budget_bytes, start)
     if known is None:
-        quick = deadline.within(_SHARE_OF_HEURISTIC * deadline.remaining)
-        known = _within(judge, budget_bytes, _quick_runs(judge, budget_bytes, quick))
-    if known is not None and known.seconds <= judge.least_seconds * (1.0 + gap_target):
-        return replace(known, proved=True)
-    if deadline.expired or budget_bytes < judge.given_bytes:
-        return known
-    model = HilpModel(judge, budget_bytes, corrections=corrections, repeat_backward=repeat_backward)
+        known = _by_shapes(judge, budget_bytes, deadline.within(_SHARE_OF_SHAPES * deadline.remaining))
     allowed = max(_TOLERANCE, 100.0 * gap_target)
-    found = minimise(
-        model.program,
-        deadline=deadline,
-        cutoff=math.inf if known is None else known.seconds * model.percent - allowed,
-        absolute_gap=allowed,
-        start=None if known is None else model.point_of(known.runs),
-    )
-    better = None if found.point is None else _within(judge, budget_bytes, model.runs_at(found.point))
-    refused = found.point is not None and better is None  # over budget within the solver's tolerance
-    best = min((s for s in (known, better) if s is not None), key=lambda s: s.seconds, default=None)
-    return None if best is None else replace(best, proved=found.finished and not refused)
+    chosen = _narrowed(level, known, most_options)
+    narrow = Judge(_with_options(level, chosen))
+    for ahead in (*(ahead for ahead in _AHEAD if ahead < len(level.backward_order)), None):
+        if known is not None and known.seconds <= judge.least_seconds * (1.0 + gap_target):
+            return replace(known, proved=True)
+        if deadline.expired:
+            return known
+        share = 1.0 if ahead is None else 1.0 / 3.0
+        model = HilpModel(narrow, budget_bytes, corrections=corrections, repeat_backward=repeat_backward, ahead=ahead)
+        found = minimise(
+            model.program,
+            deadline=deadline.within(share * deadline.remaining),
+            cutoff=math.inf if known is None else known.seconds * model.percent - allowed,
+            absolute_gap=allowed,
+            start=None if known is None else model.point_of(_renumbered(known.runs, chosen)),
+        )
+        better = (
+            None if found.point is None else _within(judge, budget_bytes, _original(model.runs_at(found.point), chosen))
+        )
+        refused = found.point is not None and better is None  # over budget within the solver's tolerance
+        known = _faster(known, better)
+    is_whole = all(len(of) == len(layer.options) for of, layer in zip(chosen, level.layers, strict=True))
+    return None if known is None else replace(known, proved=is_whole and found.finished and not refused)
 
 
 def _within(judge: Judge, budget_bytes: int, runs: Sequence[Run] | None) -> LevelSolution | None:
@@ -78,219 +92,90 @@ def _within(judge: Judge, budget_bytes: int, runs: Sequence[Run] | None) -> Leve
     return solution if solution.peak_bytes <= budget_bytes else None
 
 
-# --- heuristic --------------------------------------------------------------------------------------------------------
+# --- fewer options ----------------------------------------------------------------------------------------------------
+
+
+def _narrowed(level: Level, known: LevelSolution | None, most: int | None) -> list[list[int]]:
+    """Per layer, the numbers of the options that H-ILP may choose from, fastest and those in use among them."""
+    every = [list(range(len(layer.options))) for layer in level.layers]
+    if most is None or sum(map(len, every)) <= most:
+        return every
+    used: list[set[int]] = [set() for _ in level.layers]
+    for run in known.runs if known is not None else ():
+        if run.of is not Pass.LOSS:
+            used[run.layer].add(run.option)
+    kept = []
+    for layer, of_layer in zip(level.layers, used, strict=True):
+        fastest = min(
+            range(len(layer.options)),
+            key=lambda o: layer.options[o].forward_seconds + layer.options[o].backward_seconds,
+        )
+        kept.append({fastest, *of_layer})
+    # One more option at a time for the layer with the most left out, the one furthest from those it has.
+    while sum(map(len, kept)) < most:
+        number = max(range(len(kept)), key=lambda n: (len(every[n]) - len(kept[n]), -n))
+        phantoms = [option.phantom_bytes for option in level.layers[number].options]
+        left = (option for option in every[number] if option not in kept[number])
+        kept[number].add(max(left, key=lambda o: min(abs(phantoms[o] - phantoms[k]) for k in kept[number])))
+    return [sorted(of) for of in kept]
+
+
+def _with_options(level: Level, chosen: Sequence[Sequence[int]]) -> Level:
+    layers = (
+        replace(layer, options=tuple(layer.options[option] for option in of))
+        for layer, of in zip(level.layers, chosen, strict=True)
+    )
+    return replace(level, layers=tuple(layers))
+
+
+def _renumbered(runs: Iterable[Run], chosen: Sequence[Sequence[int]]) -> list[Run]:
+    return [run if run.of is Pass.LOSS else replace(run, option=chosen[run.layer].index(run.option)) for run in runs]
+
+
+def _original(runs: Iterable[Run], chosen: Sequence[Sequence[int]]) -> list[Run]:
+    return [run if run.of is Pass.LOSS else replace(run, option=chosen[run.layer][run.option]) for run in runs]
+
+
+# --- shapes -----------------------------------------------------------------------------------------------------------
 
 
 def heuristic(level: Level, budget_bytes: int, *, deadline: Deadline | None = None) -> tuple[Run, ...] | None:
-    """Runs within the budget found quickly, or None."""
-    return _quick_runs(Judge(level), budget_bytes, deadline or Deadline())
+    """Runs within the budget that need no H-ILP, or None."""
+    found = _by_shapes(Judge(level), budget_bytes, deadline or Deadline())
+    return None if found is None else found.runs
 
 
-# A step of a shape is a node and the slot whose option it takes: that of its layer, for the forward and backward that
-# belong together, or a second one for forwards whose phantom nobody wants. The loss has the slot -1.
-ShapeStep = tuple[int, int]
-
-
-def _quick_runs(judge: Judge, budget_bytes: int, deadline: Deadline) -> tuple[Run, ...] | None:
-    fitters = sorted((_Fitter(judge, shape) for shape in set(_shapes(judge))), key=lambda f: f.seconds)
-    best: tuple[Run, ...] | None = None
-    best_seconds = math.inf
+def _by_shapes(judge: Judge, budget_bytes: int, deadline: Deadline) -> LevelSolution | None:
+    """The best of a few shapes, with options chosen by a program for the most promising ones."""
+    once, *others = dict.fromkeys(shapes(judge))
+    plain = Fitter(judge, once)
+    fits = plain.fit(budget_bytes, deadline)
+    best = _best_options(judge, once, budget_bytes, plain if fits else None, deadline.within(deadline.remaining / 4))
+    fitters = sorted((Fitter(judge, shape) for shape in others), key=lambda fitter: fitter.seconds)
+    fitted: list[Fitter] = []
     for fitter in fitters:
-        if fitter.seconds >= best_seconds or (deadline.expired and fitter is not fitters[0]):
+        most_seconds = math.inf if best is None else best.seconds
+        if deadline.expired or fitter.seconds >= most_seconds:
             break
-        if fitter.fit(budget_bytes, deadline) and fitter.seconds < best_seconds:
-            best, best_seconds = fitter.runs(), fitter.seconds
+        if fitter.fit(budget_bytes, deadline):
+            fitted.append(fitter)
+    for fitter in sorted(fitted, key=lambda fitter: fitter.seconds)[:_BEST_SHAPES]:
+        found = _best_options(judge, fitter.shape, budget_bytes, fitter, deadline.within(deadline.remaining / 2))
+        best = _faster(best, found)
     return best
 
 
-def _shapes(judge: Judge) -> Iterator[tuple[ShapeStep, ...]]:
-    """All layers once; then the last ones once and the others, in groups, again before their backward passes."""
-    order = judge.level.backward_order
-    again = _Again(judge)
-    yield again.shape(order, ())
-    for size in _group_sizes(len(order)):
-        for kept in {size, *(len(order) * eighths // 8 for eighths in range(1, 8))}:
-            yield again.shape(order[:kept], chain.from_iterable(map(again.group, _cut(order[kept:], size))))
-        for leaf in (1, 2, 4):
-            halved = (again.halved(group, leaf) for group in _cut(order[leaf:], size))
-            yield again.shape(order[:leaf], chain.from_iterable(halved))
-        yield again.shape(order[:1], chain.from_iterable(map(again.from_the_start, _cut(order[1:], size))))
+def _faster(*found: LevelSolution | None) -> LevelSolution | None:
+    return min((solution for solution in found if solution is not None), key=lambda s: s.seconds, default=None)
 
 
-def _group_sizes(count: int) -> set[int]:
-    return {-(-count // groups) for groups in range(1, count + 1)}
-
-
-def _cut(layers: Sequence[int], size: int) -> list[Sequence[int]]:
-    return [layers[at : at + size] for at in range(0, len(layers), size)]
-
-
-class _Again:
-    """Ways to run forwards again for the backwards of some layers, given in backward order."""
-
-    def __init__(self, judge: Judge) -> None:
-        self._number = judge.number
-        self._layers = len(judge.level.layers)
-        self._lone = [j for j, layer in enumerate(judge.level.layers) if not layer.has_backward]
-
-    def shape(self, kept: Sequence[int], rest: Iterable[ShapeStep]) -> tuple[ShapeStep, ...]:
-        """Forward, loss, backward of the `kept` layers, and the `rest`."""
-        once = set(kept)
-        forward = (self._save(j) if j in once else self._pass(j) for j in range(self._layers))
-        return (*forward, (self._number[Pass.LOSS, -1], -1), *map(self._back, kept), *rest)
-
-    def group(self, layers: Sequence[int]) -> Iterator[ShapeStep]:
-        """All forwards, then all backwards."""
-        saving = set(layers)
-        yield from (self._save(j) if j in saving else self._pass(j) for j in self._with_lone(layers))
-        yield from map(self._back, layers)
-
-    def halved(self, layers: Sequence[int], size: int) -> Iterator[ShapeStep]:
-        """Run up to the later half, do that half, then the other: few data wait, log n forwards each."""
-        if len(layers) <= size:
-            yield from self.group(layers)
-            return
-        later, earlier = layers[: len(layers) // 2], layers[len(layers) // 2 :]
-        yield from map(self._pass, self._with_lone(earlier))
-        yield from self.halved(later, size)
-        yield from self.halved(earlier, size)
-
-    def from_the_start(self, layers: Sequence[int]) -> Iterator[ShapeStep]:
-        """Before each backward everything up to it: nothing waits, n forwards each."""
-        for at in range(len(layers)):
-            yield from map(self._pass, self._with_lone(layers[at + 1 :]))
-            yield from self.group(layers[at : at + 1])
-
-    def _with_lone(self, layers: Sequence[int]) -> list[int]:
-        """In forward order, and with layers between them that have no backward."""
-        between = (j for j in self._lone if layers and min(layers) < j < max(layers))
-        return sorted((*layers, *between))
-
-    def _save(self, layer: int) -> ShapeStep:
-        return self._number[Pass.FORWARD, layer], layer
-
-    def _pass(self, layer: int) -> ShapeStep:
-        return self._number[Pass.FORWARD, layer], self._layers + layer
-
-    def _back(self, layer: int) -> ShapeStep:
-        return self._number[Pass.BACKWARD, layer], layer
-
-
-class _Fitter:
-    """A shape with an option in every slot, to begin with the fastest."""
-
-    def __init__(self, judge: Judge, shape: Sequence[ShapeStep]) -> None:
-        self._judge, self._shape = judge, shape
-        self._places: dict[int, list[int]] = defaultdict(list)
-        for place, (_, slot) in enumerate(shape):
-            self._places[slot].append(place)
-        self._seconds = {slot: self._slot_seconds(places) for slot, places in self._places.items()}
-        self._choice = {slot: seconds.index(min(seconds)) for slot, seconds in self._seconds.items()}
-
-    @property
-    def seconds(self) -> float:
-        return math.fsum(self._seconds[slot][option] for slot, option in self._choice.items())
-
-    def runs(self) -> tuple[Run, ...]:
-        return self._runs(self._choice)
-
-    def _runs(self, choice: dict[int, int]) -> tuple[Run, ...]:
-        nodes = self._judge.nodes
-        return tuple(
-            Run(nodes[number].of, nodes[number].layer, choice[slot] if slot >= 0 else -1)
-            for number, slot in self._shape
-        )
-
-    def fit(self, budget_bytes: int, deadline: Deadline) -> bool:
-        """Choose options that keep the budget, if that looks possible, and then faster ones that still do."""
-        frugal = next((choice for choice in self._frugal_choices() if self._peak_bytes(choice) <= budget_bytes), None)
-        if frugal is None:
-            return False
-        if not self._spare(budget_bytes, deadline):
-            self._choice = frugal
-        self._speed_up(budget_bytes, deadline)
-        return True
-
-    def _frugal_choices(self) -> Iterator[dict[int, int]]:
-        """The options that leave the least; those that need the least with what their runs hold."""
-        yield {slot: self._least_held(slot, with_overhead=False) for slot in self._places}
-        yield {slot: self._least_held(slot, with_overhead=True) for slot in self._places}
-
-    def _least_held(self, slot: int, *, with_overhead: bool) -> int:
-        ways = [self._judge.nodes[self._shape[place][0]].ways for place in self._places[slot]]
-
-        def held_bytes(option: int) -> int:
-            overheads = (of_node[option].overhead_bytes for of_node in ways) if with_overhead else ()
-            return self._left_bytes(slot)[option] + max(overheads, default=0)
-
-        possible = (option for option, seconds in enumerate(self._seconds[slot]) if math.isfinite(seconds))
-        return min(possible, key=lambda option: (held_bytes(option), self._seconds[slot][option]))
-
-    def _peak_bytes(self, choice: dict[int, int]) -> int:
-        return int(self._judge.memory(self._runs(choice)).max(initial=0))
-
-    def _spare(self, budget_bytes: int, deadline: Deadline) -> bool:
-        """Change options, none twice, until the budget is kept; whether it is."""
-        tried = set(self._choice.items())
-        while True:
-            memory = self._judge.memory(self.runs())
-            worst = int(memory.argmax())
-            excess = int(memory[worst]) - budget_bytes
-            if excess <= 0:
-                return True
-            moves = [move for move in self._moves(worst, excess) if move[1:] not in tried]
-            if not moves or deadline.expired:
-                return False
-            _, slot, option = min(moves)
-            self._choice[slot] = option
-            tried.add((slot, option))
-
-    def _moves(self, place: int, excess: int) -> Iterator[tuple[float, int, int]]:
-        """Options that hold less at a place: the time each costs for a byte that is needed, slot and option."""
-        for slot, now in self._choice.items():
-            held = self._held_bytes(slot, place)
-            for option, seconds in enumerate(self._seconds[slot]):
-                if held[option] < held[now] and math.isfinite(seconds):
-                    spared = min(held[now] - held[option], excess)
-                    yield (seconds - self._seconds[slot][now]) / spared, slot, option
-
-    def _held_bytes(self, slot: int, place: int) -> list[int]:
-        """Per option of a slot, what it holds at a place of the shape, as far as that depends on the option."""
-        number, running = self._shape[place]
-        places = self._places[slot]
-        if running == slot:
-            ways = self._judge.nodes[number].ways
-            return [left + way.overhead_bytes for left, way in zip(self._left_bytes(slot), ways, strict=True)]
-        return self._left_bytes(slot) if places[0] < place < places[-1] else [0] * len(self._seconds[slot])
-
-    def _left_bytes(self, slot: int) -> list[int]:
-        """Per option of a slot, what waits for the backward: the phantom, and data that this option reads."""
-        if slot < 0:
-            return [0]
-        layers = self._judge.level.layers
-        if slot >= len(layers):
-            return [option.phantom_bytes for option in layers[slot - len(layers)].options]
-        return [option.phantom_bytes + self._bytes(option.backward_reads) for option in layers[slot].options]
-
-    def _bytes(self, data: frozenset[int]) -> int:
-        return sum(self._judge.level.data_bytes[datum] for datum in data)
-
-    def _speed_up(self, budget_bytes: int, deadline: Deadline) -> None:
-        """Whatever faster option fits, those first that save the most time."""
-        gains = sorted(
-            (seconds - self._seconds[slot][now], slot, option)
-            for slot, now in self._choice.items()
-            for option, seconds in enumerate(self._seconds[slot])
-            if seconds < self._seconds[slot][now]
-        )
-        for _, slot, option in gains:
-            now = self._choice[slot]
-            if deadline.expired or self._seconds[slot][option] >= self._seconds[slot][now]:
-                continue
-            if self._peak_bytes(self._choice | {slot: option}) <= budget_bytes:
-                self._choice[slot] = option
-
-    def _slot_seconds(self, places: Sequence[int]) -> list[float]:
-        """Per option of a slot, what all its runs take."""
-        ways = zip(*(self._judge.nodes[self._shape[place][0]].ways for place in places), strict=True)
-        return [math.fsum(way.seconds for way in of_option) for of_option in ways]
+def _best_options(
+    judge: Judge, shape: Sequence[tuple[int, int]], budget_bytes: int, known: Fitter | None, deadline: Deadline
+) -> LevelSolution | None:
+    """A shape with its best options, or with those known if no better ones are found in time."""
+    fallback = None if known is None else _within(judge, budget_bytes, known.runs())
+    if deadline.expired:
+        return fallback
+    model = ShapeModel(judge, shape, budget_bytes)
+    choice = model.solve(deadline, None if fallback is None or known is None else known.choice)
+    return _faster(fallback, None if choice is None else _within(judge, budget_bytes, model.runs(choice)))

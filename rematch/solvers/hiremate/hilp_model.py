@@ -26,6 +26,8 @@ terms. What differs:
   what that option spares.
 - A node has columns only in phases in which someone could still want what it makes, and data accordingly. Backward
   nodes run once unless `repeat_backward`. What they make then stays until its last reader, which presolve finds out.
+- With `ahead`, a forward runs again only in the phases of the last backward passes up to the last one that could want
+  it: a smaller program, for a good schedule to begin with.
 - Memory is in units of the budget, less a millionth for the tolerance of the solver.
 """
 
@@ -33,7 +35,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -41,7 +43,7 @@ import numpy as np
 from rematch.graph.model import Floats
 from rematch.solvers.common.highs import LinearModel
 from rematch.solvers.hiremate.level import Moment, Pass, Run
-from rematch.solvers.hiremate.pricing import Judge, Way
+from rematch.solvers.hiremate.pricing import Judge, lift_bytes
 
 _TOLERANCE = 1e-6
 
@@ -56,6 +58,7 @@ class HilpModel:
     budget_bytes: int
     corrections: bool = True
     repeat_backward: bool = False
+    ahead: int | None = None  # how many backward passes before its own a forward may run again; None: at any time
     program: LinearModel = field(default_factory=LinearModel, init=False)
 
     def __post_init__(self) -> None:
@@ -71,7 +74,11 @@ class HilpModel:
         self.phantom: dict[tuple[int, int, int], int] = {}  # Sp
         self._during: dict[tuple[int, int], list[_Touch]] = defaultdict(list)  # per phase and node
         self._change: dict[tuple[int, int], list[tuple[float, Terms]]] = defaultdict(list)  # of phantoms after a node
-        self.wanted, self.useful = _useful_phases(judge, repeat_backward=self.repeat_backward)
+        self.wanted, self.useful = _useful_phases(judge, repeat_backward=self.repeat_backward, ahead=self.ahead)
+        self._readers: list[list[int]] = [[] for _ in level.data_bytes]
+        for number, node in enumerate(self.nodes):
+            for datum in node.reads:
+                self._readers[datum].append(number)
         self._add_runs()
         for datum in range(len(level.data_bytes)):
             if judge.makers[datum]:
@@ -154,7 +161,9 @@ class HilpModel:
     def _follow(self, phase: int, datum: int, contributions: Mapping[tuple[int, int], int]) -> None:
         """Where the datum is in memory in a phase, from node to node that makes or reads it."""
         makers = [maker for maker in self.judge.makers[datum] if phase in self.useful[maker]]
-        readers = [k for k in range(phase + 1) if phase in self.useful[k] and self._reading(phase, k, datum)]
+        readers = [
+            k for k in self._readers[datum] if k <= phase and phase in self.useful[k] and self._reading(phase, k, datum)
+        ]
         now = _terms(self.there.get((phase, datum)))
         at_end = _terms(self.there.get((phase + 1, datum)))
         if not makers and not readers:
@@ -246,7 +255,7 @@ class HilpModel:
 
     def _limit_run(self, phase: int, number: int, in_use: Terms) -> None:
         """Memory while a node runs, if it does."""
-        node, touches = self.nodes[number], self._during[phase, number]
+        node, touches, data_bytes = self.nodes[number], self._during[phase, number], self.judge.level.data_bytes
         options = [option for option in range(len(node.ways)) if (phase, number, option) in self.run]
         held = _sum(
             (1.0, in_use),
@@ -265,17 +274,12 @@ class HilpModel:
                     for t in touches
                     if (kept := t.kept_in(moment)) is not None
                 )
-                lifted = ((-self._lift(moment, node.ways[o]), self._runs(phase, number, [o])) for o in others)
+                lifted = (
+                    (-self._weight(lift_bytes(moment, node.ways[o], data_bytes)), self._runs(phase, number, [o]))
+                    for o in others
+                )
                 overhead = (self._weight(moment.overhead_bytes), self._runs(phase, number, [option]))
                 self._row(_sum((1.0, held), overhead, *spared, *lifted), upper=self.limit)
-
-    def _lift(self, moment: Moment, other: Way) -> float:
-        """How far memory in a moment, its overhead aside, may exceed the limit when another way is taken instead."""
-        return min(
-            sum(self._datum_weight(d) for d in (m.finished - moment.finished) | (m.unmade - moment.unmade))
-            + self._weight(max(0, -m.overhead_bytes))
-            for m in other.moments
-        )
 
     # Columns and rows
 
@@ -331,18 +335,23 @@ def _sum(*parts: tuple[float, Terms]) -> Terms:
     return {column: coefficient for column, coefficient in total.items() if coefficient != 0.0}
 
 
-def _useful_phases(judge: Judge, *, repeat_backward: bool) -> tuple[list[int], list[range]]:
+def _useful_phases(judge: Judge, *, repeat_backward: bool, ahead: int | None) -> tuple[list[int], list[Sequence[int]]]:
     """Per datum the last phase before which it may be wanted, and per node the phases in which it may run."""
     nodes, end = judge.nodes, len(judge.nodes)
     wanted = [end if datum in judge.level.final else -1 for datum in range(len(judge.makers))]
-    useful: list[range] = [range(0)] * end
+    useful: list[Sequence[int]] = [range(0)] * end
     for number in range(end - 1, -1, -1):
         node = nodes[number]
         until = min(end - 1, max([number, *(wanted[datum] for datum in node.makes)]))
         if node.of is Pass.FORWARD and (Pass.BACKWARD, node.layer) in judge.number:
-            until = max(until, useful[judge.number[Pass.BACKWARD, node.layer]].stop - 1)
+            until = max(until, max(useful[judge.number[Pass.BACKWARD, node.layer]]))
         repeats = node.of is Pass.FORWARD or (node.of is Pass.BACKWARD and repeat_backward)
-        useful[number] = range(number, (until if repeats else number) + 1)
+        if not repeats:
+            useful[number] = range(number, number + 1)
+        elif ahead is None:
+            useful[number] = range(number, until + 1)
+        else:
+            useful[number] = (number, *range(max(number + 1, until - ahead), until + 1))
         for datum in node.reads:
-            wanted[datum] = max(wanted[datum], useful[number].stop - 1)
+            wanted[datum] = max(wanted[datum], max(useful[number]))
     return wanted, useful

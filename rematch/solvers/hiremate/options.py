@@ -1,14 +1,10 @@
-"""Ways to run a piece, what each costs its surroundings, and which of many to pass on to the level above.
+"""Which limits a piece is solved under, which of its options are passed on, and what a level sees of an option.
 
-`spread(undominated(option_of(part, schedule) for schedule in schedules), 6)`
+`spread(options, 6)` and `layer_option(block, block_graph, option, data_of)`
 
-A piece is solved as a small graph of its own (`rotor_blocks.part_with_gap`): its forward pass, then a gap that stands
-for all that happens until its gradients arrive, then its backward pass. A schedule of that graph is an *option*. The
-numbers of operators in an option are those of the small graph, which equal pieces have in common: what is found for one
-holds for all, and `Option.ops_of` says it in a piece's own words.
-
-The gap's workspace limits what a schedule may hold meanwhile, so the same solvers that keep a budget find options that
-save little: `limits` names pairs of both (Gusak et al., HiRemate, ICML 2025, section 3.2.2).
+`common.options` says what an option is. The gap's workspace limits what a schedule may hold meanwhile, so that the same
+solvers that keep a budget find options that save little: `limits` names pairs of both (Gusak et al., HiRemate, ICML
+2025, section 3.2.2).
 """
 
 from __future__ import annotations
@@ -20,7 +16,13 @@ from rematch.solvers.common.blocks import Block, BlockGraph
 from rematch.solvers.common.options import Option, option_of, with_saving_limit
 from rematch.solvers.hiremate.level import LayerOption, Moment
 
-_SHARES = ((1.0, 0.7), (1.0, 0.4), (1.0, 0.2), (1.0, 0.0), (0.5, 0.5), (0.5, 0.0), (0.0, 0.0))
+# Shares of the way from the least to the highest peak, and of what is saved without recomputation. Most options that a
+# level takes differ in what they save; low peaks matter only to the pieces at which the budget is tightest.
+_SHARES = (
+    *((1.0, of_saved) for of_saved in (0.0, 0.5, 0.25, 0.75, 0.12, 0.38, 0.62, 0.88)),
+    *((0.5, of_saved) for of_saved in (0.0, 0.5)),
+    (0.0, 0.0),
+)
 
 
 def limits(part: BlockGraph) -> Iterator[tuple[Graph, int]]:
@@ -33,17 +35,21 @@ def limits(part: BlockGraph) -> Iterator[tuple[Graph, int]]:
 
 
 def spread(options: Sequence[Option], count: int) -> list[Option]:
-    """At most `count` options with peaks far apart: the highest, the lowest, then the one furthest from all chosen.
+    """At most `count` options, fastest first: the fastest, the ones with the lowest peak and with the least saved, then
+    the one furthest from all chosen.
 
-    Of equal peaks the one that holds less over the gap comes first.
+    The paper begins with the highest peak. That is often, but not always, the fastest option, and a level without it
+    could not do without recomputation even where it has the memory. Of equal options the faster one comes first.
     """
-    waiting = sorted(options, key=lambda o: (-o.peak_bytes, o.saved_bytes))
+    waiting = sorted(options, key=lambda o: (o.seconds, o.saved_bytes, o.peak_bytes))
     chosen: list[Option] = []
+    firsts = [
+        lambda o: (o.seconds, o.saved_bytes, o.peak_bytes),
+        lambda o: (o.peak_bytes, o.seconds),
+        lambda o: (o.saved_bytes, o.seconds),
+    ]
     while waiting and len(chosen) < count:
-        if len(chosen) < 2:
-            best = waiting[0] if not chosen else min(waiting, key=lambda o: (o.peak_bytes, o.saved_bytes))
-        else:
-            best = max(waiting, key=lambda o: _distance(o, chosen))
+        best = min(waiting, key=firsts.pop(0)) if firsts else max(waiting, key=lambda o: _distance(o, chosen))
         chosen.append(best)
         waiting.remove(best)
     return sorted(chosen, key=lambda o: o.seconds)

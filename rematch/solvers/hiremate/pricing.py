@@ -244,3 +244,16 @@ def _moments(given: Iterable[Moment], reads: Data, makes: Data) -> tuple[Moment,
         if not any(k.finished <= moment.finished and k.unmade <= moment.unmade for k in kept):
             kept.append(moment)
     return tuple(kept)
+
+
+def lift_bytes(moment: Moment, other: Way, data_bytes: Sequence[int]) -> int:
+    """How far memory in a moment, its overhead aside, may exceed the limit when another way is taken instead.
+
+    A program's row for a moment of one way must hold whichever way is taken, and the limit on another way's own moments
+    does not imply it where these spare more.
+    """
+    return min(
+        sum(data_bytes[d] for d in (m.finished - moment.finished) | (m.unmade - moment.unmade))
+        + max(0, -m.overhead_bytes)
+        for m in other.moments
+    )

@@ -6,12 +6,24 @@ J. Gusak, X. Zhao, T. Le Hellard, Z. Li, L. Eyraud-Dubois, O. Beaumont, "HiRemat
 Re-materialization of Neural Networks" (ICML 2025).
 
 1. A partitioner cuts the forward pass into parts within parts (`partition`); backward operators follow (`pieces`).
-2. From the bottom up, each piece is solved under several limits by every solver that applies (`options`): any solver of
-   the registry on the piece as a small graph, and H-ILP (`hilp`) on its children with their options. Pieces that are
-   equal up to renaming are solved once. Pieces of a level are independent and run in parallel, in any executor.
-3. H-ILP combines the options of the top level within the budget.
-4. The result is written out as operators, without recomputations that the budget has room to do without, and values
-   are freed as early as possible. Local search improves it while the epoch relaxation bounds it, as in `auto`.
+2. From the bottom up, each part is solved under several limits by every solver that applies (`tasks`): any solver of
+   the registry on the part as a small graph, and H-ILP (`hilp`) on its children with their options, which at the bottom
+   are its operators. Parts that are equal up to renaming are solved once. Parts of a level are independent and are
+   solved in parallel, in any executor.
+3. H-ILP combines the options of the top level. The other solvers also take the whole graph as one part.
+4. The result is written out as operators. Recomputations that the budget has room to do without go (`common.pruning`),
+   and values are freed as early as possible.
+
+What we changed:
+- The paper runs H-ILP on the top level once, with the budget. Here it also gets less than the budget, several times,
+  and step 4 makes use of the rest; and two partitions are tried. The best result counts.
+- Local search (`anneal`) is among the solvers of parts, not of the whole graph; `solvers=("hilp",)` is H-ILP alone and
+  `solvers=("hilp", "rotor", "twremat")` the paper's framework.
+- A part keeps its fastest option before all others (`options.spread`), and an option runs all of the part's forward.
+- `polish=True` adds what the paper does not have: `auto`'s local search and relaxation on the whole graph.
+- A graph that marks no loss gets one between its passes (`training_step`).
+
+If the hierarchy finds no schedule, none is returned: no other method steps in.
 """
 
 from __future__ import annotations
@@ -25,69 +37,84 @@ from itertools import chain
 import numpy as np
 
 from rematch.errors import SolverError
-from rematch.graph import Graph, Phase, baseline
+from rematch.graph import Graph, baseline, simulate
 from rematch.solvers.base import Deadline, OnProgress, Problem, Solution, Solver, ignore_progress, make_solver
 from rematch.solvers.common.blocks import gap_graph
-from rematch.solvers.common.pruning import offer_in_default_order
+from rematch.solvers.common.pruning import offer_in_default_order, offer_pruned
 from rematch.solvers.default.anneal import Anneal
 from rematch.solvers.default.auto import Auto
-from rematch.solvers.default.greedy import Greedy, greedy_schedule
 from rematch.solvers.hiremate.canonical import equal_blocks
 from rematch.solvers.hiremate.combine import Gap, Solved, combined, operators_of
 from rematch.solvers.hiremate.hpartition import HPartition
 from rematch.solvers.hiremate.partition import Part, Partitioner, check_partition, make_partitioner
 from rematch.solvers.hiremate.pieces import Piece, Pieces, pieces_of
 from rematch.solvers.hiremate.tasks import Task, solve_task
+from rematch.solvers.hiremate.training_step import TrainingStep, has_two_passes
 from rematch.solvers.hiremate.workers import process_pool
 from rematch.solvers.incumbent import Incumbent
+from rematch.solvers.minimum import surely_needed_bytes
 
 HILP = "hilp"  # among the names of solvers: combine the options of the children
 
-_NARROW = HPartition(most_top=20, most_lower=20)  # levels that H-ILP can solve within seconds
-_GREEDY_SHARE = 0.05  # of the time, to have something early
-_PIECES_SHARE = 0.4  # of the time, for all levels below the top
-_TOP_SHARE = 0.5  # of the time that is left then
-_WHOLE_SHARE = 0.15  # of the time that is left, for each solver on the whole graph
+# Levels that HiGHS solves within seconds, of two kinds: many small pieces on top, or fewer with levels inside them.
+# Which of them is better depends on the graph.
+_PARTITIONERS = (HPartition(most_top=12, most_lower=6), HPartition(most_top=20, most_lower=20))
+_PIECES_SHARE = 0.4  # of a hierarchy's time, for all levels below the top
+_WHOLE_SHARE = 0.1  # of the time that is left, for each solver on the whole graph
 _WORTH_PROCESSES = 2_000  # operators in the pieces of a level; below, processes cost more than they save
-_HEADROOM = (
-    1.3,
-    1.2,
-    1.12,
-    1.06,
-    1.0,
-    0.96,
-    0.9,
-    0.8,
-)  # of the budget, given to the top level in turn until the oracle agrees
 
 
 @dataclass(frozen=True)
 class HiRemate(Solver):
     """The options of the paper's framework.
 
-    partitioner: a name or an instance; `partitioners_at` has others for parts of a level (the top is level 1)
+    partitioner: a name or an instance; None tries two H-Partitions, one after the other. `partitioners_at` has others
+        for parts of a level (the top is level 1)
     solvers: who contributes options, by name or as instances, "hilp" among them; `solvers_at` has others for a level
     options: O, most options that a piece passes on
     most_options: N_o, most options of all children of one level together
+    budget_shares: of the way from what is surely needed to the budget, given to the top level in turn; the best result
+        counts. An option is chosen for a piece as a whole, so that the best sum of options rarely uses all of the
+        budget: to ask for less and keep what there is room for is often faster
     workers, executor: where pieces are solved; any `concurrent.futures.Executor` will do
-    polish: whether local search and the relaxation follow
+    polish: whether `auto`'s local search and relaxation follow, with `threads`, `iterations` and `seed`; the paper has
+        nothing like it
     """
 
-    partitioner: str | Partitioner = _NARROW
+    partitioner: str | Partitioner | None = None
     partitioners_at: Mapping[int, str | Partitioner] | None = None
     solvers: tuple[str | Solver, ...] = (HILP, "anneal", "rotor", "twremat")
     solvers_at: Mapping[int, tuple[str | Solver, ...]] | None = None
-    options: int = 6
+    options: int = 12
     most_options: int = 60
+    budget_shares: tuple[float, ...] = (
+        1.0,
+        0.5,
+        0.75,
+        0.3,
+        0.6,
+        0.4,
+        0.9,
+        0.2,
+        0.7,
+        0.8,
+        0.1,
+        0.95,
+        0.65,
+        0.85,
+        0.55,
+        0.0,
+    )  # the first are far apart
     workers: int = 2
     executor: Executor | None = None
-    polish: bool = True
+    polish: bool = False
     threads: int = 2
     iterations: int = 200_000
     seed: int = 0
 
     name = "hiremate"
     paper = "Gusak et al., HiRemate: Hierarchical Approach for Efficient Re-materialization, ICML 2025"
+    requires = "forward and backward operators, of which all forward ones can run first"
 
     def __post_init__(self) -> None:
         if self.options < 1 or self.most_options < 1 or self.workers < 1:
@@ -95,28 +122,35 @@ class HiRemate(Solver):
                 "solver 'hiremate' needs at least 1 option, 1 option a level and 1 worker; got "
                 f"options={self.options}, most_options={self.most_options}, workers={self.workers}"
             )
+        if not all(0.0 <= share <= 1.0 for share in self.budget_shares):
+            raise SolverError(f"solver 'hiremate' needs budget_shares from 0 to 1; got {self.budget_shares}")
 
     def prepare(self) -> None:
-        Greedy().prepare()
         for solver in (*self.solvers, *chain.from_iterable((self.solvers_at or {}).values())):
             if solver != HILP:
                 _made(solver).prepare()
+        if self.polish:
+            Auto().prepare()
+
+    def applicable(self, problem: Problem) -> bool:
+        graph = problem.graph
+        return has_two_passes(graph) or simulate(graph, baseline(graph)).peak_bytes <= problem.budget_bytes
 
     def solve(self, problem: Problem, *, deadline: Deadline, on_progress: OnProgress) -> Solution:
         incumbent = Incumbent(problem, deadline, on_progress)
         incumbent.offer(baseline(problem.graph), "noremat")
         if not incumbent.over:
-            quick = deadline.within(_GREEDY_SHARE * deadline.remaining)
-            incumbent.offer(greedy_schedule(problem, quick), "greedy")
-        if not incumbent.over and _has_two_passes(problem.graph):
-            self._solve_hierarchy(incumbent)
+            self._solve_hierarchies(incumbent)
             self._solve_whole(incumbent)
-        if not incumbent.over and (self.polish or incumbent.schedule is None):
+            if incumbent.schedule is None:
+                incumbent.tell(self.name, "the hierarchy has no schedule within the budget")
+        if self.polish and not incumbent.over:
+            incumbent.tell(self.name, "polish: local search and relaxation, as in auto")
             Auto(seed=self.seed, threads=self.threads, iterations=self.iterations).improve(incumbent)
         return incumbent.solution(self.name)
 
     def _solve_whole(self, incumbent: Incumbent) -> None:
-        """Solvers that take the top level as one graph; local search comes to it with the polish."""
+        """Solvers that take the top level as one graph; local search on the whole graph is left to the polish."""
         for solver in _without_hilp(self._solvers_at(1)):
             if isinstance(solver, Anneal) or incumbent.over or not solver.applicable(incumbent.problem):
                 continue
@@ -129,24 +163,50 @@ class HiRemate(Solver):
         """Who contributes to a level."""
         return (self.solvers_at or {}).get(level, self.solvers)
 
-    def hierarchy(self, graph: Graph) -> Pieces:
-        """The graph as the pieces that are solved; at least the operators of the forward pass, each a piece."""
-        root = _instance(self.partitioner).partition(graph)
+    def hierarchies(self, graph: Graph) -> list[Pieces]:
+        """The graph, which has a loss, as the pieces that are solved, in one or several ways."""
+        partitioners = _PARTITIONERS if self.partitioner is None else (_instance(self.partitioner),)
+        roots = dict.fromkeys(self._root(graph, partitioner) for partitioner in partitioners)
+        return [pieces_of(graph, root) for root in roots]
+
+    def _root(self, graph: Graph, partitioner: Partitioner) -> Part:
+        """A partition, down to operators where H-ILP is to solve parts at the bottom."""
+        root = partitioner.partition(graph)
         if not root.children:
             root = Part(root.forward, tuple(Part((op,)) for op in root.forward))
-        for level, partitioner in sorted((self.partitioners_at or {}).items()):
-            root = _recut(graph, root, level, _instance(partitioner))
+        for level, other in sorted((self.partitioners_at or {}).items()):
+            root = _recut(graph, root, level, _instance(other))
         check_partition(graph, root)
-        return pieces_of(graph, root)
+        return self._with_layers(root)
 
-    def _solve_hierarchy(self, incumbent: Incumbent) -> None:
-        pieces = self.hierarchy(incumbent.problem.graph)
+    def _with_layers(self, root: Part, level: int = 1) -> Part:
+        """Parts at the bottom with their operators as children, where H-ILP is to solve them."""
+        if root.children:
+            return Part(root.forward, tuple(self._with_layers(child, level + 1) for child in root.children))
+        if root.is_layer or HILP not in self._solvers_at(level):
+            return root
+        return Part(root.forward, tuple(Part((op,)) for op in root.forward))
+
+    def _solve_hierarchies(self, incumbent: Incumbent) -> None:
+        """One hierarchy after the other, the rest of the time shared among those that are left."""
+        step = TrainingStep.of(incumbent.problem.graph)
+        hierarchies = self.hierarchies(step.graph)
+        for number, pieces in enumerate(hierarchies):
+            if incumbent.over:
+                return
+            left = len(hierarchies) - number
+            deadline = incumbent.deadline.within(incumbent.deadline.remaining * (1.0 - _WHOLE_SHARE) / left)
+            self._solve_hierarchy(incumbent, step, pieces, deadline)
+
+    def _solve_hierarchy(self, incumbent: Incumbent, step: TrainingStep, pieces: Pieces, deadline: Deadline) -> None:
         levels = _levels(pieces.root)
-        incumbent.tell(self.name, f"{sum(map(len, levels)) - 1} pieces on {len(levels)} levels")
+        parts = sum(not piece.part.is_layer for level in levels for piece in level)
+        incumbent.tell(self.name, f"{parts} parts on {pieces.root.part.depth} levels")
         with self._executor(levels[1:]) as executor:
-            children = self._solve_below(incumbent, pieces, levels, executor)
+            for_pieces = deadline.within(_PIECES_SHARE * deadline.remaining)
+            children = self._solve_below(incumbent, pieces, levels, executor, for_pieces)
         if HILP in self._solvers_at(1):
-            self._combine_top(incumbent, pieces, children)
+            self._combine_top(incumbent, step, pieces, children, deadline)
 
     @contextmanager
     def _executor(self, levels: Sequence[Sequence[Piece]]) -> Iterator[Executor | None]:
@@ -161,12 +221,16 @@ class HiRemate(Solver):
             yield None
 
     def _solve_below(
-        self, incumbent: Incumbent, pieces: Pieces, levels: Sequence[Sequence[Piece]], executor: Executor | None
+        self,
+        incumbent: Incumbent,
+        pieces: Pieces,
+        levels: Sequence[Sequence[Piece]],
+        executor: Executor | None,
+        deadline: Deadline,
     ) -> list[Solved]:
         """The children of the root, solved, after all that is below them."""
         graph = pieces.graph
         solved: dict[int, Solved] = {}
-        deadline = incumbent.deadline.within(_PIECES_SHARE * incumbent.deadline.remaining)
         for number in range(len(levels), 1, -1):
             level = levels[number - 1]
             by_ops = {piece.ops: piece for piece in level}
@@ -188,42 +252,36 @@ class HiRemate(Solver):
             block=piece.block,
             part=gap_graph(graph, piece.block),
             children=tuple(solved[id(child)] for child in piece.children) if by_children else (),
-            solvers=_without_hilp(self._solvers_at(level)),
+            solvers=() if piece.part.is_layer else _without_hilp(self._solvers_at(level)),
             options=self.options,
             most_options=self.most_options,
             seconds=seconds,
         )
 
-    def _combine_top(self, incumbent: Incumbent, pieces: Pieces, children: Sequence[Solved]) -> None:
-        """Ask for less and less until the result, written out, keeps the budget.
-
-        Levels see values freed later than they are, so that more than the budget often keeps it.
-        """
-        graph = pieces.graph
+    def _combine_top(
+        self,
+        incumbent: Incumbent,
+        step: TrainingStep,
+        pieces: Pieces,
+        children: Sequence[Solved],
+        deadline: Deadline,
+    ) -> None:
+        """Let H-ILP have several shares of the budget; the oracle keeps the best result, written out and pruned."""
         free_bytes = incumbent.problem.budget_bytes - pieces.base_bytes
-        deadline = incumbent.deadline.within(_TOP_SHARE * incumbent.deadline.remaining)
-        for share in _HEADROOM:
-            if deadline.expired:
+        least_bytes = min(free_bytes, max(0, surely_needed_bytes(pieces.graph) - pieces.base_bytes))
+        for number, share in enumerate(self.budget_shares):
+            if deadline.expired or incumbent.over:
                 return
-            steps = combined(
+            runs = combined(
                 children,
-                Gap.loss_of(graph),
-                int(share * free_bytes),
+                Gap.loss_of(pieces.graph),
+                least_bytes + int(share * (free_bytes - least_bytes)),
                 most_options=self.most_options,
-                deadline=deadline.within(deadline.remaining / 4),
+                deadline=deadline.within(deadline.remaining / (len(self.budget_shares) - number)),
             )
-            if steps is None:
-                continue
-            if offer_in_default_order(
-                incumbent, np.array(operators_of(graph, children, steps), dtype=np.int32), self.name
-            ):
-                return
-
-
-def _has_two_passes(graph: Graph) -> bool:
-    """Whether all of forward comes before the loss and all of backward behind it, and there is something of both."""
-    phases = [graph.ops[op].phase for op in graph.order]
-    return graph.loss is not None and set(phases) == set(Phase) and phases == sorted(phases, key=list(Phase).index)
+            if runs is not None:
+                ops = np.array(operators_of(pieces.graph, children, runs), dtype=np.int32)
+                offer_pruned(incumbent, step.without_loss(ops), f"{self.name} at {share:.0%}")
 
 
 def _without_hilp(solvers: Iterable[str | Solver]) -> tuple[Solver, ...]:

@@ -1,6 +1,10 @@
 """The work of solving one piece, as data that can be sent to another process.
 
 `options = solve_task(Task(...))`
+
+Whatever a solver finds for a piece is put into default order first: the forward pass of an option runs all forward
+operators of the piece, since the first pass through the whole graph does. So no option has an empty forward, and what
+an operator reads that runs once is there when the piece has run.
 """
 
 from __future__ import annotations
@@ -12,10 +16,11 @@ from functools import partial
 import numpy as np
 
 from rematch.graph import Graph, Schedule, baseline, simulate
+from rematch.graph.model import Ints
 from rematch.solvers.base import Deadline, Problem, Solver, ignore_progress
 from rematch.solvers.common.blocks import Block, BlockGraph, needed_for
 from rematch.solvers.common.options import MOVES_PER_OP, Option, option_of, undominated
-from rematch.solvers.common.pruning import pruned
+from rematch.solvers.common.pruning import in_default_order, pruned
 from rematch.solvers.default.anneal import Anneal
 from rematch.solvers.hiremate.combine import Gap, Solved, combined
 from rematch.solvers.hiremate.level import Pass
@@ -43,20 +48,21 @@ def solve_task(task: Task) -> tuple[Option, ...]:
     part = task.part
     found = [option_of(part, baseline(part.graph)), _saving_nothing(task)]
     deadline = Deadline(task.seconds)
-    for graph, budget_bytes in limits(part):
+    under = list(limits(part)) if task.solvers or task.children else []
+    for number, (graph, budget_bytes) in enumerate(under):
         if deadline.expired:
             break
-        found += [option_of(part, schedule) for schedule in _schedules(task, graph, budget_bytes, deadline)]
+        fair = deadline.within(deadline.remaining / (len(under) - number))
+        found += [option_of(part, schedule) for schedule in _schedules(task, graph, budget_bytes, fair)]
     return tuple(spread(undominated(found, lambda option: option.figures), task.options))
 
 
 def _saving_nothing(task: Task) -> Option:
     """Forward; and again what backward needs, right before it."""
     part = task.part
-    gap = part.gap
-    read = {value for op in part.graph.ops[gap + 1 :] for value in op.inputs}
-    again = needed_for(part.graph, range(gap), read)
-    sequence = [*range(gap + 1), *again, *range(gap + 1, len(part.ops))]
+    read = {value for op in part.graph.ops[part.gap + 1 :] for value in op.inputs}
+    again = needed_for(part.graph, range(part.gap), read)
+    sequence = [*range(part.gap + 1), *again, *range(part.gap + 1, len(part.ops))]
     return option_of(part, Schedule.from_ops(part.graph, sequence))
 
 
@@ -66,31 +72,31 @@ def _schedules(task: Task, graph: Graph, budget_bytes: int, deadline: Deadline) 
     finders = [partial(_by_solver, solver) for solver in task.solvers]
     if task.children:
         finders.append(partial(_by_children, task))
-    for find in finders:
+    for number, find in enumerate(finders):
         if deadline.expired:
             return
-        schedule = find(problem, deadline.within(deadline.remaining / 2))
-        if schedule is not None:
-            yield schedule
+        sequence = find(problem, deadline.within(deadline.remaining / (len(finders) - number)))
+        if sequence is not None:
+            ordered = pruned(graph, in_default_order(graph, sequence), budget_bytes, keep_first=True)
+            schedule = Schedule.from_ops(graph, ordered)
+            if simulate(graph, schedule).valid:
+                yield schedule
 
 
-def _by_solver(solver: Solver, problem: Problem, deadline: Deadline) -> Schedule | None:
+def _by_solver(solver: Solver, problem: Problem, deadline: Deadline) -> Ints | None:
     if isinstance(solver, Anneal) and solver.iterations is None:
         solver = Anneal(seed=solver.seed, iterations=MOVES_PER_OP * len(problem.graph.ops))
     if not solver.applicable(problem):
         return None
     schedule = solver.solve(problem, deadline=deadline, on_progress=ignore_progress).schedule
-    if schedule is None or simulate(problem.graph, schedule).checked().peak_bytes > problem.budget_bytes:
-        return None
-    return schedule
+    return None if schedule is None else schedule.ops
 
 
-def _by_children(task: Task, problem: Problem, deadline: Deadline) -> Schedule | None:
+def _by_children(task: Task, problem: Problem, deadline: Deadline) -> Ints | None:
     """The children with the options that H-ILP chooses, as operators of the piece's small graph."""
     part = task.part
-    gap = part.gap
-    around = Gap.of(task.block, part, problem.graph.ops[gap].workspace_bytes)
-    steps = combined(
+    around = Gap.of(task.block, part, problem.graph.ops[part.gap].workspace_bytes)
+    runs = combined(
         task.children,
         around,
         problem.budget_bytes,
@@ -98,17 +104,14 @@ def _by_children(task: Task, problem: Problem, deadline: Deadline) -> Schedule |
         deadline=deadline,
         corrections=False,
     )
-    if steps is None:
+    if runs is None:
         return None
     number = {op: index for index, op in enumerate(part.ops)}
     ops: list[int] = []
-    for step in steps:
-        if step.option is None:
-            ops.append(gap)
+    for run in runs:
+        if run.option is None:
+            ops.append(part.gap)
         else:
-            passes = step.option.ops_of(task.children[step.piece].part)
-            ops += [number[op] for op in passes[step.of is Pass.BACKWARD]]
-    sequence = pruned(problem.graph, np.array(ops, dtype=np.int32), problem.budget_bytes, keep_first=True)
-    schedule = Schedule.from_ops(problem.graph, sequence)
-    seen = simulate(problem.graph, schedule)
-    return schedule if seen.valid else None
+            passes = run.option.ops_of(task.children[run.piece].part)
+            ops += [number[op] for op in passes[run.of is Pass.BACKWARD]]
+    return np.array(ops, dtype=np.int32)
