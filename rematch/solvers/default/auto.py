@@ -18,6 +18,10 @@ The search ends when schedule and bound are within `gap` points of extra time of
 to gain is worth less than the wait (`incumbent` weighs the two), or at the deadline. `gap=0` searches for the proof
 until the deadline.
 
+`order="any"` lets first computations leave the default order. The search then has the default order for half of the
+time and one that holds less memory for the rest (`orders`), and the bound is one that holds for every order; the log
+has that of the default order.
+
 With `threads=1` the two take turns, the local search for `iterations` moves each time, so that a run that is not cut
 short by the clock is the same every time.
 """
@@ -29,8 +33,9 @@ import queue
 import threading
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import get_args
 
-from rematch.errors import ScheduleError, SolverError
+from rematch.errors import ScheduleError, SolverError, unknown_name
 from rematch.graph import Schedule, baseline
 from rematch.solvers.base import (
     BoundScope,
@@ -44,15 +49,19 @@ from rematch.solvers.base import (
     make_solver,
 )
 from rematch.solvers.common.local_search import LocalSearch
+from rematch.solvers.common.order import Order
 from rematch.solvers.common.pruning import offer_in_default_order
 from rematch.solvers.default.anneal import Anneal
 from rematch.solvers.default.epochs import relax_epochs, search_epochs
 from rematch.solvers.default.greedy import Greedy, greedy_schedule
+from rematch.solvers.default.orders import any_order_bound, lighter_order
 from rematch.solvers.exhaustive import Exhaustive
 from rematch.solvers.incumbent import Incumbent
 from rematch.solvers.minimum import smallest_budget, surely_needed_bytes
 
 _MOVES_AT_ONCE = 20_000  # of local search, between two looks at what the relaxation found
+_DEFAULT_ORDER_SHARE = 0.5  # of the time, with order="any"
+_ANY_ORDER_BOUND_SHARE = 0.3  # of the time that is left then, at most
 _MOVES_OF_ONE_PASS = 60_000  # without a schedule, before stages get a second pass
 _HEAD_START_SECONDS = 1.0  # of local search before the relaxation, whose work a good cut-off shortens
 _GREEDY_SHARE = 0.05  # of the time limit at most
@@ -76,7 +85,11 @@ class Auto(Solver):
     moments: int = 6  # of the relaxation's first round
     gap: float = 0.1  # points of extra time: how close to the bound is good enough
 
+    order: Order = "default"  # of first computations
+
     def __post_init__(self) -> None:
+        if self.order not in get_args(Order):
+            raise SolverError(unknown_name("order of solver 'auto'", self.order, get_args(Order)))
         if not 0.0 <= self.gap < math.inf:
             raise SolverError(f"solver 'auto' cannot have gap={self.gap}; give 0 or more points of extra time")
 
@@ -85,6 +98,8 @@ class Auto(Solver):
         Anneal().prepare()
 
     def solve(self, problem: Problem, *, deadline: Deadline, on_progress: OnProgress) -> Solution:
+        if self.order == "any":
+            return self._in_any_order(problem, deadline, on_progress)
         reserve = min(_BUDGETS_SHARE * deadline.remaining, _BUDGETS_SECONDS)
         incumbent = Incumbent(
             problem, deadline, on_progress, gap=self.gap, give_up_seconds=deadline.remaining - reserve
@@ -111,6 +126,39 @@ class Auto(Solver):
             ),
             feasible_from_bytes=known.feasible_from_bytes,
         )
+
+    def _in_any_order(self, problem: Problem, deadline: Deadline, on_progress: OnProgress) -> Solution:
+        """The best over the default order and a lighter one, with a bound for every order."""
+        in_order = replace(self, order="default")
+        incumbent = Incumbent(problem, deadline, on_progress, gap=self.gap, scope=BoundScope.ANY_ORDER)
+        lighter = lighter_order(problem.graph)
+        seconds = deadline.remaining * (1.0 if lighter is None else _DEFAULT_ORDER_SHARE)
+        solution = in_order.solve(problem, deadline=deadline.within(seconds), on_progress=on_progress)
+        decided = solution.status in (Status.OPTIMAL, Status.INFEASIBLE)
+        if problem.graph.recompute_after_loss or (decided and solution.bound_scope is BoundScope.ANY_ORDER):
+            return solution  # there is no other order, or none that could do better
+        self._offer(incumbent, solution, "the default order")
+        bound = any_order_bound(problem, deadline.within(_ANY_ORDER_BOUND_SHARE * deadline.remaining))
+        if bound is not None and bound.infeasible:
+            incumbent.prove_infeasible(self.name)
+        elif bound is not None and bound.finished:
+            incumbent.raise_bound(bound.bound, self.name)
+        if lighter is not None and not incumbent.over:
+            other = Problem(replace(problem.graph, order=lighter), problem.budget_bytes)
+            self._offer(
+                incumbent, in_order.solve(other, deadline=deadline, on_progress=ignore_progress), "a lighter order"
+            )
+        incumbent.tell(self.name, incumbent.reason or "nothing is left to try")
+        found = incumbent.solution(self.name)
+        return replace(found, feasible_from_bytes=solution.feasible_from_bytes) if found.schedule is None else found
+
+    def _offer(self, incumbent: Incumbent, solution: Solution, order: str) -> None:
+        """Offer what was found for one order, and tell how far it is proved to be the best for that order."""
+        if solution.schedule is not None:
+            incumbent.offer(solution.schedule, self.name)
+        if solution.lower_bound_seconds is not None:
+            extra = (solution.lower_bound_seconds / (incumbent.problem.graph.baseline_seconds or 1.0) - 1.0) * 100.0
+            incumbent.tell(self.name, f"{order}: at least +{extra:.3f} %")
 
     def improve(self, incumbent: Incumbent) -> None:
         """Local search and the relaxation from what is known, until the search is over."""
