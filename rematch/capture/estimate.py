@@ -74,11 +74,12 @@ def node_of(call: Call) -> Node:
 
 
 def _returned(call: Call) -> Any:
-    args, kwargs = call.arguments(call.tensors)
     mode = next((getattr(tensor, "fake_mode", None) for tensor in call.tensors), None)
     if mode is None:
         from torch._subclasses.fake_tensor import FakeTensorMode
 
         mode = FakeTensorMode()
     with mode, torch.no_grad():
+        # `transpose_` and its like would change the layout of the caller's own tensors.
+        args, kwargs = call.arguments([tensor.detach() for tensor in call.tensors])
         return call.target(*args, **kwargs)

@@ -10,6 +10,7 @@ returns, for real results differ from traced ones in strides; then the median of
 from __future__ import annotations
 
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -47,7 +48,7 @@ class Measurer:
         if call.key not in known:
             if self._on_call is not None:
                 self._on_call(str(call.target))
-            known[call.key] = _measure(call, self._device)
+            known[call.key] = _measured(call, self._device)
             self._store.changed = True
         return known[call.key]
 
@@ -72,6 +73,26 @@ def _untouched(device: torch.device) -> Iterator[None]:
     devices = [device] if device.type == "cuda" else []
     with _disable_current_modes(), torch.random.fork_rng(devices):
         yield
+
+
+def _measured(call: Call, device: torch.device) -> Profile:
+    """Measure here, or in a thread of its own while the user profiles this one: two profilers cannot share a thread."""
+    if not torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
+        return _measure(call, device)
+    found: list[Profile | RematchError] = []
+
+    def work() -> None:
+        try:
+            found.append(_measure(call, device))
+        except RematchError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=work, name="rematch measures")
+    thread.start()
+    thread.join()
+    if isinstance(found[0], RematchError):
+        raise found[0]
+    return found[0]
 
 
 def _measure(call: Call, device: torch.device) -> Profile:

@@ -15,7 +15,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils import _pytree as pytree
 
 from rematch.capture.cost import Call, Profile
-from rematch.capture.recorder import Recorded, Recorder
+from rematch.capture.recorder import CannotRecord, Recorded, Recorder
 from rematch.capture.recording import Recording
 from rematch.capture.stand_ins import random_states_kept, stood_in_for
 from rematch.errors import CaptureError
@@ -44,6 +44,7 @@ def record(
     """
     recorder = Recorder(profile)
     with ExitStack() as stack:
+        stack.enter_context(_refusals_told_apart())
         stack.enter_context(torch.enable_grad())
         stack.enter_context(random_states_kept(_devices(module, args, kwargs)))
         stand_ins = _stand_ins(recorder, module, accumulate)
@@ -88,9 +89,25 @@ def record(
     return recording
 
 
+# Parts of what torch says where a tensor has no memory, or where our hooks are in the way.
+_SAID_FOR_WANT_OF_DATA = ("data is not allocated yet", "Cannot access data pointer", "support saved tensor hooks")
+
+
+@contextmanager
+def _refusals_told_apart() -> Iterator[None]:
+    """Errors that recording itself causes are `CannotRecord`; all others are the user's own."""
+    try:
+        yield
+    except (RuntimeError, NotImplementedError) as error:
+        if any(part in str(error) for part in _SAID_FOR_WANT_OF_DATA):
+            raise CannotRecord(str(error).splitlines()[0]) from error
+        raise
+
+
 def _backward(roots: list[torch.Tensor], tangents: list[torch.Tensor] | None) -> None:
-    """As `loss.backward()` does, holding no more than that would."""
-    torch.autograd.backward(roots, tangents)
+    """As `loss.backward()` does, outside of autocast and holding no more than that would."""
+    with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+        torch.autograd.backward(roots, tangents)
 
 
 def _roots(outputs: Any, differentiable: list[Recorded], loss: Loss | None) -> list[torch.Tensor]:

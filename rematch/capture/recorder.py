@@ -33,6 +33,7 @@ from rematch.capture.recording import RecordedCall, RecordedStorage, SavedTensor
 from rematch.errors import RematchError
 from rematch.graph import Phase
 
+_REPLACES_STORAGE = ("set_", "resize_", "resize_as_")
 _READS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default, torch.ops.aten.is_nonzero.default)
 
 
@@ -222,6 +223,9 @@ class Recorder(TorchDispatchMode):
         if not isinstance(func, OpOverload):
             raise CannotRecord(f"forward uses the higher-order operator {func}")
         fakes = [leaf.fake if isinstance(leaf, Recorded) else leaf for leaf in leaves]
+        if turns := _turns_in_place(func):
+            with self.fake_mode, torch.no_grad():
+                fakes[0] = fakes[0].detach()  # calls before keep the layout that they were given
         fake_args, fake_kwargs = pytree.tree_unflatten(fakes, structure)
         refs = [self.ref(leaf) if isinstance(leaf, Recorded) else leaf for leaf in leaves]
         ref_args, ref_kwargs = pytree.tree_unflatten(refs, structure)
@@ -230,6 +234,8 @@ class Recorder(TorchDispatchMode):
             self._append(func, (ref_args, ref_kwargs))
             return self.evaluator.run(func, ref_args, ref_kwargs)
         returned, real = self._answer(func, (fake_args, fake_kwargs), (ref_args, ref_kwargs))
+        if turns:
+            _turn(leaves[0], fakes[0], func, pytree.tree_unflatten(leaves, structure))
         return self._note(func, pytree.tree_unflatten(leaves, structure), (ref_args, ref_kwargs), returned, real)
 
     def _answer(self, func: OpOverload, fakes: Any, refs: Any) -> tuple[Any, Any]:
@@ -258,6 +264,8 @@ class Recorder(TorchDispatchMode):
     def _note(self, func: OpOverload, given: Any, refs: Any, returned: Any, real: Any) -> Any:
         """Write a call down, and return what it returned as recorded tensors."""
         leaves = list(returned) if isinstance(returned, (tuple, list)) else [returned]
+        if any(isinstance(leaf, torch.Tensor) and leaf.layout is not torch.strided for leaf in leaves):
+            raise CannotRecord(f"{func} returns a sparse tensor")
         tensors = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Recorded)]
         owners = {} if real is not None else {tensor.fake.untyped_storage()._cdata: tensor.hold for tensor in tensors}
         holds = [owners.get(_storage_key(leaf)) for leaf in leaves]
@@ -398,6 +406,24 @@ class _Packed:
 
 def _storage_key(leaf: Any) -> int | None:
     return int(leaf.untyped_storage()._cdata) if isinstance(leaf, torch.Tensor) else None
+
+
+def _turns_in_place(func: OpOverload) -> bool:
+    """Whether the operator changes how its first argument shows its storage, as `transpose_` does."""
+    return torch.Tag.inplace_view in func.tags and func.overloadpacket.__name__ not in _REPLACES_STORAGE
+
+
+def _turn(tensor: Recorded, fake: torch.Tensor, func: OpOverload, given: Any) -> None:
+    """Give `tensor` the layout that `func` gave its fake."""
+    tensor.fake = fake
+    args, kwargs = given
+    meta_included = torch._C._meta_in_tls_dispatch_include()  # type: ignore[attr-defined]
+    with torch._C._DisableTorchDispatch(), torch.no_grad():
+        torch._C._set_meta_in_tls_dispatch_include(True)  # type: ignore[attr-defined]
+        try:
+            func(*args, **kwargs)
+        finally:
+            torch._C._set_meta_in_tls_dispatch_include(meta_included)  # type: ignore[attr-defined]
 
 
 def _written(func: OpOverload, args: Any, kwargs: Any) -> tuple[int, ...]:

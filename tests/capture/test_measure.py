@@ -17,6 +17,7 @@ import rematch
 from rematch.capture.aten import aten
 from rematch.capture.cost import Call, Profile
 from rematch.capture.measure import measuring
+from rematch.capture.memory import PeakMemory
 from rematch.errors import RematchError
 from tests.training import same_bits
 
@@ -187,3 +188,13 @@ def test_an_embedding_can_be_measured() -> None:
     """Its indices are taken to be zero, which is in range of any table."""
     (found,), _ = _profiled(_call(aten.embedding.default, torch.rand(2, 3), torch.zeros(5, dtype=torch.long)))
     assert [result.shape for result in found.results if result] == [(5, 3)]
+
+
+def test_measures_while_the_user_profiles() -> None:
+    product, wrong = _product(1000), _wrong_product()
+    with PeakMemory(CPU) as used, measuring(CPU) as measurer:
+        profile = measurer.profile(product)
+        with pytest.raises(RematchError, match="could not be measured"):
+            measurer.profile(wrong)
+    assert profile.results[0] is not None and profile.results[0].storage_bytes == 4 * 1000 * 5
+    assert used.peak_bytes < 4 * 1000 * 5, "what is measured is not part of the user's profile"

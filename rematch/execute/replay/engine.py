@@ -98,7 +98,7 @@ class Replay:
         self.referee = referee
         before = self.traced
         try:
-            with torch.enable_grad():
+            with _refused_in_words(), torch.enable_grad():
                 self(*args, **kwargs)
         except _Planned:
             pass
@@ -125,7 +125,13 @@ class Replay:
             made.extend(_zeros_like(example) for example in examples)
             return lambda *_: made
 
-        with _unchanged(self.module), _explained(), torch._dynamo.config.patch(dynamo_settings()), torch.enable_grad():
+        with (
+            _unchanged(self.module),
+            _refused_in_words(),
+            _explained(),
+            torch._dynamo.config.patch(dynamo_settings()),
+            torch.enable_grad(),
+        ):
             traced = torch.compile(_entry(self.plain), backend=outline, fullgraph=True, dynamic=False)
             outputs = traced(*args, **kwargs)
         leaves = {place: leaf for place, leaf in enumerate(made) if isinstance(leaf, torch.Tensor)}
@@ -356,6 +362,17 @@ def _entry(forward: Callable[..., Any]) -> Callable[..., Any]:
 
     code = call.__code__.replace(co_name="forward")
     return types.FunctionType(code, globals(), "forward", None, call.__closure__)
+
+
+@contextmanager
+def _refused_in_words() -> Iterator[None]:
+    """Whatever a tracer raises is a refusal: the module itself has been recorded, so it is not at fault."""
+    try:
+        yield
+    except RematchError:
+        raise
+    except Exception as error:
+        raise explain_failure(error) from error
 
 
 @contextmanager

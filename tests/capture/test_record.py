@@ -1,0 +1,135 @@
+"""A recording is what eager runs; what cannot be recorded is told apart from errors of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rematch.capture.aten import PASS_THROUGH
+from rematch.capture.measure import measuring
+from rematch.capture.record import record
+from rematch.capture.recorder import CannotRecord
+from rematch.capture.recording import Recording
+
+Kernel = tuple[str, list[tuple[tuple[int, ...], tuple[int, ...]]]]
+
+
+class Listed(TorchDispatchMode):
+    """Operators and the layouts of their arguments, in the order in which eager runs them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels: list[Kernel] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in PASS_THROUGH:
+            tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+            self.kernels.append((str(func), [(tuple(t.shape), t.stride()) for t in tensors]))
+        return func(*args, **(kwargs or {}))
+
+
+def autocast() -> AbstractContextManager[Any]:
+    return torch.autocast("cpu", dtype=torch.bfloat16)
+
+
+class SpatialTransformer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.where = nn.Linear(12, 6)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        grid = nn.functional.affine_grid(self.where(x.flatten(1)).view(-1, 2, 3), [2, 3, 2, 2], align_corners=False)
+        return nn.functional.grid_sample(x, grid, align_corners=False)
+
+
+class Scores(nn.Module):
+    """Attention by hand: its products get 32-bit gradients from the softmax under autocast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.project(x)
+        return (y @ y.transpose(1, 2)).softmax(-1) @ y
+
+
+def of_recurrent(output: Any) -> torch.Tensor:
+    return output[0].square().mean()
+
+
+def mean_square(output: Any) -> torch.Tensor:
+    return output.float().square().mean()
+
+
+def recorded(module: nn.Module, args: tuple[Any, ...], loss: Callable[[Any], torch.Tensor] = mean_square) -> Recording:
+    with measuring(torch.device("cpu")) as profiler:
+        return record(module, module.forward, args, {}, loss=loss, profile=profiler.profile)
+
+
+@pytest.mark.parametrize(
+    ("module", "sample", "loss", "context"),
+    [
+        (nn.GRU(4, 6, batch_first=True), torch.randn(3, 5, 4), of_recurrent, nullcontext),  # transposes in place
+        (SpatialTransformer(), torch.randn(2, 3, 2, 2), mean_square, nullcontext),  # adds dimensions in place
+        (Scores(), torch.randn(2, 5, 8), mean_square, autocast),  # backward runs without autocast
+    ],
+)
+def test_a_recording_is_what_eager_runs(module: nn.Module, sample: torch.Tensor, loss: Any, context: Any) -> None:
+    listed = Listed()
+    with listed:
+        with context():
+            value = loss(module(sample))
+        value.backward()
+    module.zero_grad(set_to_none=True)
+    with context():
+        found = recorded(module, (sample,), loss)
+    kernels = [
+        (str(call.target), [(tuple(ref.tensor.shape), ref.tensor.stride()) for ref in call.inputs])
+        for call in found.calls
+    ]
+    assert kernels == listed.kernels
+
+
+class Packed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.LSTM(4, 4, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.cell(pack_padded_sequence(x, torch.tensor([3, 2]), batch_first=True))[0].data
+
+
+class Slopes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.inner(torch.func.vmap(torch.func.grad(lambda row: self.inner(row).square().sum()))(x))
+
+
+@pytest.mark.parametrize(
+    ("module", "sample"),
+    [
+        (Packed(), torch.randn(2, 3, 4)),
+        (Slopes(), torch.randn(2, 4)),
+        (nn.Embedding(5, 4, sparse=True), torch.tensor([1, 2, 1])),
+    ],
+)
+def test_what_needs_data_cannot_be_recorded(module: nn.Module, sample: torch.Tensor) -> None:
+    with pytest.raises(CannotRecord):
+        recorded(module, (sample,))
+
+
+def test_an_error_of_the_users_own_passes_through() -> None:
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        recorded(nn.Linear(4, 4), (torch.randn(2, 3),))
