@@ -251,7 +251,7 @@ def forward_hook() -> Example:
     seen: list[float] = []
     module.blocks[1].register_forward_hook(lambda block, args, output: output * 0.5)
     module.blocks[2].register_forward_hook(lambda block, args, output: seen.append(float(output.detach().mean())))
-    return Example(module, features(), mean_square, observe=lambda module: len(seen))
+    return Example(module, features(), mean_square)
 
 
 @family.model("tensor-hook")

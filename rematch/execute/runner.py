@@ -259,6 +259,8 @@ class Runner:
         self, recorded: RecordedGraph, args: Any, kwargs: Any, *, chosen: bool
     ) -> tuple[str, tuple[str, ...]]:
         """Replay, if the whole forward can be traced and the trace is what eager runs."""
+        if not chosen and torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
+            return TAPE, ("engine: tape, because a profiler runs, and replay measures the loss by one",)
         self.planner.budget_bytes(recorded.graph, recorded.device)  # a percentage is of eager's peak, for both engines
         try:
             planner = JointPlanner(self.module, self.planner)
