@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from rematch.execute.tape.contents import Content, Note, storage_address
+from rematch.execute.tape.dynamo import keep_dynamo_out
 from rematch.execute.tape.operators import Operator
 from rematch.execute.tape.plan import Budget, ContentKey, TapePlan
 from rematch.execute.tape.tape import Tape, unpack
@@ -68,6 +69,7 @@ class _Observer(Tape):
         super()._note_write(note, written)
         self.droppable.append((note.position, 0))
 
+    @keep_dynamo_out
     def pack(self, tensor: Tensor) -> Any:
         content = self._content_of(tensor)
         if content is not None and content.note is not None and not content.constant:

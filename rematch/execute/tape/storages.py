@@ -23,33 +23,28 @@ class _Addresses:
     """Addresses that no other storage gets as long as they are here."""
 
     def __init__(self) -> None:
-        self._addresses: set[int] = set()
-        self._look_again = _FEWEST
-
-    def __contains__(self, address: int) -> bool:
-        return address in self._addresses
+        self.held: set[int] = set()
+        self.look_again = _FEWEST
 
     def add(self, storage: torch.UntypedStorage) -> None:
-        if storage._cdata not in self._addresses:
+        if storage._cdata not in self.held:
             address: Any = storage._weak_ref()
-            self._addresses.add(address)
+            self.held.add(address)
 
     def free_dead(self) -> list[int]:
-        """Give the addresses of dead storages back, if it is time to look for them."""
-        if len(self._addresses) < self._look_again:
-            return []
-        dead = [address for address in self._addresses if torch.UntypedStorage._expired(address)]
+        """Give the addresses of dead storages back."""
+        dead = [address for address in self.held if torch.UntypedStorage._expired(address)]
         for address in dead:
             self._free(address)
-        self._look_again = max(_FEWEST, 2 * len(self._addresses))
+        self.look_again = max(_FEWEST, 2 * len(self.held))
         return dead
 
     def clear(self) -> None:
-        for address in list(self._addresses):
+        for address in list(self.held):
             self._free(address)
 
     def _free(self, address: int) -> None:
-        self._addresses.discard(address)
+        self.held.discard(address)
         torch.UntypedStorage._free_weak_ref(address)
 
 
@@ -74,13 +69,16 @@ class Storages:
         address = storage_address(tensor)
         return address in self._made or address in self.noted
 
-    def put(self, storage: torch.UntypedStorage, content: Content) -> None:
+    def put(self, storage: torch.UntypedStorage, address: int, content: Content) -> None:
         """A noted call has written `content` to the storage."""
-        self._addresses.add(storage)
-        self.noted[storage._cdata] = content
-        for dead in self._addresses.free_dead():
-            self.noted.pop(dead, None)
-            self._made.discard(dead)
+        addresses = self._addresses
+        if address not in addresses.held:
+            addresses.add(storage)
+            if len(addresses.held) >= addresses.look_again:
+                for dead in addresses.free_dead():
+                    self.noted.pop(dead, None)
+                    self._made.discard(dead)
+        self.noted[address] = content
 
     def forget(self, tensor: torch.Tensor) -> None:
         """Somebody has written to the storage of `tensor`."""
@@ -120,12 +118,15 @@ class _Changing:
         self._lock = threading.Lock()
 
     def add(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
         with self._lock:
-            self._addresses.add(tensor.untyped_storage())
-            self._addresses.free_dead()
+            if storage._cdata not in self._addresses.held:
+                self._addresses.add(storage)
+                if len(self._addresses.held) >= self._addresses.look_again:
+                    self._addresses.free_dead()
 
     def __contains__(self, address: int) -> bool:
-        return address in self._addresses
+        return address in self._addresses.held
 
 
 CHANGING = _Changing()

@@ -30,6 +30,7 @@ from rematch.execute.tape.contents import (
     storage_address,
 )
 from rematch.execute.tape.draws import Draw
+from rematch.execute.tape.dynamo import KEEPS_DYNAMO_OUT, keep_dynamo_out
 from rematch.execute.tape.eviction import KeptForGood, Ledger
 from rematch.execute.tape.operators import Operator, is_pass_through, operator_of
 from rematch.execute.tape.plan import Budget, ContentKey, Parting, TapePlan
@@ -38,6 +39,7 @@ from rematch.execute.tape.storages import CHANGING, Storages
 from rematch.execute.tape.threads import not_forward, thread
 
 _DETACH = aten.detach.default
+_COUNTS_VERSIONS = torch._C.DispatchKey.ADInplaceOrView
 _PRODUCT_COST = 32  # times the bytes that a product touches stands in for its time, where nobody knows better
 
 
@@ -55,6 +57,11 @@ class Tape(TorchDispatchMode):
         """A submodule under torch.compile is compiled as ever, and its inside is none of our business."""
         return True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch would wrap our method, in order that Dynamo stays out of it; `keep_dynamo_out` does so for nothing."""
+        return not KEEPS_DYNAMO_OUT
+
     def __init__(self, plan: TapePlan | None, budget: Budget | None) -> None:
         super().__init__()
         self.plan = plan
@@ -68,6 +75,7 @@ class Tape(TorchDispatchMode):
         self.ledger: Ledger | None = None
         self.keeps_everything = False
         self.counted: set[int] = set()  # storages of contents that are kept for good
+        self.inside_others = torch._C._len_torch_dispatch_stack() > 0
         self.storages = Storages()
         self.read: list[int] = []  # storages of the arguments of the call that is being noted
         self.outer = torch._C._autograd._top_saved_tensors_default_hooks(True)  # type: ignore[attr-defined]
@@ -77,6 +85,7 @@ class Tape(TorchDispatchMode):
 
     # What forward runs.
 
+    @keep_dynamo_out
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _DETACH:
             return func._op(*args)
@@ -97,7 +106,7 @@ class Tape(TorchDispatchMode):
                     return returned
                 returned = self._run_noted(operator, types, args, kwargs or {}, position)
                 if step.shape is not None and not _has_shape(returned, step.shape):
-                    self.planned = 0
+                    self._leave_plan()
                 return returned
         if is_pass_through(func):
             return func(*args, **(kwargs or {}))
@@ -211,13 +220,11 @@ class Tape(TorchDispatchMode):
         """An argument as notes refer to it: by its content, which is held unless it is dropped."""
         address = storage_address(tensor)
         version = tensor._version
-        if tensor.is_quantized:
-            raise _Opaque
         self.read.append(address)
         content = self.storages.noted.get(address)
         if content is not None and content.version == version:
             if content.held is None and (content.constant or not content.dropped):
-                content.hold(_alias_in_mode(tensor), version, address)
+                content.hold(self._alias(tensor), version, address)
             return Ref(content, layout_of(tensor), tensor.requires_grad)
         found = self.storages.unknown.get(address)
         content = None if found is None else found()
@@ -226,15 +233,29 @@ class Tape(TorchDispatchMode):
         return Ref(content, None if content.held is tensor else layout_of(tensor), tensor.requires_grad)
 
     def _unknown(self, tensor: Tensor, version: int, address: int) -> Content:
+        """The content of a storage that no noted call wrote."""
+        if tensor.is_quantized or (type(tensor) is not Tensor and type(tensor) is not Parameter):
+            raise _Opaque
         content = Content(None, 0, version, False)
-        if tensor.is_leaf and tensor.requires_grad:
-            content.hold(tensor, version, address)  # no graph hangs on it, and none can be hung on it
+        base = tensor._base
+        if base is None:
+            base = tensor
+        if base.is_leaf and base.requires_grad:
+            content.hold(base, version, address)  # no graph hangs on it, and none can be hung on it
         elif address in CHANGING:
             content.hold_copy(tensor)
         else:
-            content.hold(_alias_in_mode(tensor), version, address)
+            content.hold(self._alias(tensor), version, address)
         self.storages.unknown[address] = weakref.ref(content)
         return content
+
+    def _alias(self, tensor: Tensor) -> Tensor:
+        """Without the graph, with autograd's version counter, whose keys are switched off inside a mode."""
+        with torch._C._SetExcludeDispatchKeyGuard(_COUNTS_VERSIONS, False):
+            if not self.inside_others:
+                return tensor.detach()
+            with torch._C._DisableTorchDispatch():
+                return tensor.detach()
 
     def _target(self, note: Note, operator: Operator, written: Tensor) -> Ref:
         """What an in-place call writes over."""
@@ -260,14 +281,15 @@ class Tape(TorchDispatchMode):
                 continue  # a view of an argument, or of a result before
             content = Content(note, index, result._version, dropped is None or (note.position, index) in dropped)
             content.constant = operator.constant
-            self.storages.put(storage, content)
+            self.storages.put(storage, address, content)
             note.outputs.append((index, weakref.ref(content)))
 
     def _note_write(self, note: Note, written: Tensor) -> None:
         """After an in-place call; autograd counts the write once we return."""
         dropped = self.dropped is None or (note.position, 0) in self.dropped
         content = Content(note, 0, written._version + 1, dropped)
-        self.storages.put(written.untyped_storage(), content)
+        storage = written.untyped_storage()
+        self.storages.put(storage, storage._cdata, content)
         note.outputs.append((0, weakref.ref(content)))
 
     def _cost(self, operator: Operator, args: Any, kwargs: Any) -> float:
@@ -279,6 +301,7 @@ class Tape(TorchDispatchMode):
 
     # What autograd saves.
 
+    @keep_dynamo_out
     def pack(self, tensor: Tensor) -> Any:
         """What autograd keeps of `tensor`; never a tensor with a graph, for that graph keeps what we return."""
         kind = type(tensor)
@@ -354,6 +377,7 @@ class _ByOthers:
         self.unpack = unpack
 
 
+@keep_dynamo_out
 def unpack(packed: Any) -> Tensor:
     """The tensor that was packed; raises what eager raises if somebody has written to it since."""
     kind = type(packed)
@@ -372,15 +396,6 @@ def unpack(packed: Any) -> Tensor:
 def _alias(tensor: Tensor) -> Tensor:
     """Without the graph, with autograd's version counter; no mode sees it being made."""
     with torch._C._DisableTorchDispatch():
-        return tensor.detach()
-
-
-_COUNTS_VERSIONS = torch._C.DispatchKey.ADInplaceOrView
-
-
-def _alias_in_mode(tensor: Tensor) -> Tensor:
-    """The same from inside a dispatch mode, where the keys that count versions are switched off."""
-    with torch._C._DisableTorchDispatch(), torch._C._SetExcludeDispatchKeyGuard(_COUNTS_VERSIONS, False):
         return tensor.detach()
 
 

@@ -184,15 +184,29 @@ def test_a_compiled_part_is_compiled_and_left_alone() -> None:
         seen.append(len(graph.graph.nodes))
         return graph.forward
 
-    plain = Outer(mlp())
+    class Broken(nn.Module):
+        """Leaves the compiled graph in the middle, and runs an operator there."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = mlp()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.body(x)
+            torch._dynamo.graph_break()
+            return self.body(eager_only(x))
+
+    eager_only = torch._dynamo.disable(lambda x: x.sin() * x, recursive=False)
+    plain = Outer(Broken())
     compiled = copy.deepcopy(plain)
     compiled.inner = torch.compile(compiled.inner, backend=backend)
     parted: list[Parting] = []
     with torch.random.fork_rng():
         plan = drop_all(observe(compiled, (ROWS,), {}))
-    assert seen
+    assert len(seen) == 2
     assert_same_gradients(taped(compiled, plan, parted=parted.append), plain)
     assert not parted
+    assert len(seen) == 2
 
 
 def test_profilers_and_marks() -> None:
