@@ -1,12 +1,13 @@
 """What a tape costs the host for each operator of forward, beside eager and an empty dispatch mode.
 
-`make bench-tape ARGS="--device cuda"`
+`make bench-tape ARGS="--device cuda --large"`
 
 Two models: one of many tiny operators, where the host is all there is to wait for, and one of few large ones, where
 kernels hide it. For each, the time of forward and of a whole step as ratios to eager's: under an empty mode with hooks
 that do nothing but what a hook must (the floor), under tapes that follow a plan and note nothing, note everything and
 drop nothing, or drop everything, and under the rule for paths without a plan. Rounds of all variants alternate, and the
-median counts. On the CPU we take one thread and its own time, which a busy machine disturbs least.
+median counts. On the CPU we take one thread and its own time, which a busy machine disturbs least. `--large` adds Llama
+with a billion parameters and ViT-L, as people train them; it needs a large card, transformers and torchvision.
 """
 
 from __future__ import annotations
@@ -63,9 +64,48 @@ def _detached(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach()
 
 
-def model(width: int, depth: int, device: str) -> nn.Module:
+class Logits(nn.Module):
+    """A language model of transformers that returns a tensor."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.inner(ids).logits
+
+
+def llama() -> tuple[nn.Module, torch.Tensor]:
+    """Llama 3.2's sizes, in bf16."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=128256,
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_hidden_layers=16,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        use_cache=False,
+    )
+    with torch.device("cuda"):
+        return Logits(LlamaForCausalLM(config).to(torch.bfloat16)), torch.randint(0, 128256, (8, 2048))
+
+
+def vit() -> tuple[nn.Module, torch.Tensor]:
+    """ViT-L/16 under bf16 autocast."""
+    from torchvision.models import vit_l_16
+
+    with torch.device("cuda"):
+        module, images = vit_l_16(), torch.randn(64, 3, 224, 224)
+    module.forward = torch.autocast("cuda", dtype=torch.bfloat16)(module.forward)
+    return module, images
+
+
+def blocks(width: int, rows: int, length: int, depth: int, device: str) -> tuple[nn.Module, torch.Tensor]:
     torch.manual_seed(0)
-    return nn.Sequential(*(Block(width, 4) for _ in range(depth))).to(device)
+    module = nn.Sequential(*(Block(width, 4) for _ in range(depth))).to(device)
+    return module, torch.randn(rows, length, width, device=device)
 
 
 Forward = Callable[[], torch.Tensor]
@@ -118,21 +158,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--large", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    large = (768, 8, 1024) if options.device == "cuda" else (256, 2, 256)
-    cases = {"host-bound": (32, 2, 16, 12), "compute-bound": (*large, 4)}
-    for name, (width, rows, length, depth) in cases.items():
-        module = model(width, depth, options.device)
-        x = torch.randn(rows, length, width, device=options.device)
-        forwards, calls = variants(module, x)
-        found = measure(forwards, options.rounds, options.device)
-        eager_forward, eager_step = found["eager"]
-        print(f"{name}: {calls} operators in forward, {eager_step * 1e3:.2f} ms a step in eager on {options.device}")
-        print(f"  {'':24}{'us an operator':>16}{'forward':>10}{'step':>8}")
-        for variant, (forward, step) in found.items():
-            more = (forward - eager_forward) / calls * 1e6
-            print(f"  {variant:24}{more:>+16.1f}{forward / eager_forward:>10.2f}{step / eager_step:>8.2f}")
+    sizes = (768, 8, 1024) if options.device == "cuda" else (256, 2, 256)
+    report("host-bound", *blocks(32, 2, 16, 12, options.device), options)
+    report("compute-bound", *blocks(*sizes, 4, options.device), options)
+    if options.large:
+        report("Llama 1B", *llama(), options)
+        report("ViT-L", *vit(), options)
+
+
+def report(name: str, module: nn.Module, x: torch.Tensor, options: argparse.Namespace) -> None:
+    """Measure one model and print its table."""
+    forwards, calls = variants(module, x)
+    found = measure(forwards, options.rounds, options.device)
+    eager_forward, eager_step = found["eager"]
+    print(f"{name}: {calls} operators in forward, {eager_step * 1e3:.2f} ms a step in eager on {options.device}")
+    print(f"  {'':24}{'us an operator':>16}{'forward':>10}{'step':>8}")
+    for variant, (forward, step) in found.items():
+        more = (forward - eager_forward) / calls * 1e6
+        print(f"  {variant:24}{more:>+16.1f}{forward / eager_forward:>10.2f}{step / eager_step:>8.2f}", flush=True)
 
 
 if __name__ == "__main__":

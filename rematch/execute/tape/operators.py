@@ -93,6 +93,7 @@ def _describe(call: OpOverload) -> Operator:
     written = [place for place in places if (info := arguments[place].alias_info) is not None and info.is_write]
     returned = schema.returns
     is_view = bool(returned) and all(r.alias_info is not None and not r.alias_info.is_write for r in returned)
+    makes_tensors = any("Tensor" in str(result.type) for result in returned)
     single = len(written) == 1 and len(returned) == 1 and "List" not in str(arguments[written[0]].type)
     single = single and returned[0].alias_info is not None and returned[0].alias_info.is_write
     keyword = single and arguments[written[0]].kwarg_only
@@ -102,7 +103,7 @@ def _describe(call: OpOverload) -> Operator:
     return Operator(
         call=call,
         run=call._op,
-        repeats=known and not is_view and (not written or single),
+        repeats=known and makes_tensors and not is_view and (not written or single),
         atomics_on_cuda=adds_with_atomics(call),
         of_torch=is_of_torch(call),
         writes=bool(written) or statistics is not None,

@@ -262,6 +262,7 @@ class _Recomputation:
             return
         saved.put(value)
         if self.backward.ledger is not None:
+            saved.size_bytes = value.untyped_storage().nbytes()
             self.backward.ledger.keep(saved)
 
 

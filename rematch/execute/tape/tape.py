@@ -104,7 +104,7 @@ class Tape(TorchDispatchMode):
                     if step.rewritten and isinstance(returned, Tensor):
                         self.storages.made(returned)
                     return returned
-                returned = self._run_noted(operator, types, args, kwargs or {}, position)
+                returned = self._run_noted(operator, args, kwargs or {}, position)
                 if step.shape is not None and not _has_shape(returned, step.shape):
                     self._leave_plan()
                 return returned
@@ -117,7 +117,7 @@ class Tape(TorchDispatchMode):
         operator = operator_of(func)
         kwargs = kwargs or {}
         if self.ledger is not None and operator.repeats:
-            return self._run_noted(operator, types, args, kwargs, position)
+            return self._run_noted(operator, args, kwargs, position)
         if operator.writes:
             return self._run_writing(operator, args, kwargs)
         return operator.run(*args, **kwargs)
@@ -143,8 +143,8 @@ class Tape(TorchDispatchMode):
             self.storages.forget(written)
         return returned
 
-    def _run_noted(self, operator: Operator, types: Any, args: Any, kwargs: Any, position: int) -> Any:
-        if types or not torch.is_grad_enabled():  # of wrappers and custom functions we see the outside only
+    def _run_noted(self, operator: Operator, args: Any, kwargs: Any, position: int) -> Any:
+        if not torch.is_grad_enabled():  # inside custom functions, whose kernels may do what no dispatcher sees
             return self._run_opaque(operator, args, kwargs)
         try:
             note, written = self._note(operator, args, kwargs, position)

@@ -98,12 +98,12 @@ class Experts(nn.Module):
 
 
 class _Scaled(torch.autograd.Function):
-    """Fills memory that it allocates where no dispatcher sees it, and draws in forward for backward only."""
+    """Changes memory where no dispatcher sees it, and draws in forward for backward only."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        out = torch.empty_like(x)
-        out.numpy()[...] = (x * weight).detach().numpy()
+        out = x.clone()
+        out.numpy()[...] *= weight.detach().numpy()
         noise = torch.rand_like(x)
         ctx.save_for_backward(x, weight, noise, out)
         return out
@@ -124,7 +124,9 @@ class Custom(nn.Module):
         y = _Scaled.apply(self.linear(x).exp(), self.weight)
         mask = torch.zeros(8)
         mask.numpy()[::2] = 1.5  # seen by nobody
-        return (y.sin() * mask).exp()
+        scale = torch.empty(8)
+        scale.numpy()[...] = 0.5
+        return (y.sin() * mask).exp() * scale
 
 
 class Checkpointed(nn.Module):
