@@ -1,6 +1,6 @@
-"""The demo: a small GPT learns to write rematch's own source, plainly and in half the memory, step by step.
+"""The demo: train a small GPT on rematch's own source, once plainly and once in half the memory, side by side.
 
-`run_demo(print)` says what it sees and returns whether the two trainings were equal and the budget was kept.
+`run_demo(print)` prints each step and returns whether both gave equal results and the budget was kept.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Batch = tuple[torch.Tensor, torch.Tensor]  # bytes, and those that follow
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the demo trains, and for how long."""
+    """The sizes of the model and the training run."""
 
     layers: int = 6
     width: int = 192
@@ -40,7 +40,7 @@ class Sizes:
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each added to the stream it reads."""
+    """A transformer block: attention and feed-forward, each with a residual connection."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """A decoder over bytes."""
+    """A small decoder whose tokens are bytes."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class GPT(nn.Module):
 
 
 def run_demo(say: Callable[[str], None], sizes: Sizes | None = None) -> bool:
-    """Train both ways and say what is seen; whether they were equal and the budget was kept."""
+    """Train both ways and print what happens; returns whether results were equal and the budget was kept."""
     sizes = sizes or Sizes()
     torch.manual_seed(0)
     model, batches = GPT(sizes), _batches(sizes)
@@ -97,7 +97,7 @@ def run_demo(say: Callable[[str], None], sizes: Sizes | None = None) -> bool:
 
 
 def _train(plain: Trial, ours: Trial, batches: list[Batch], say: Callable[[str], None]) -> tuple[bool, float]:
-    """Whether both trainings are equal in every step and at the end, and the extra time of ours in per cent."""
+    """Return whether both are equal in every step and at the end, and the extra time of ours in percent."""
     trials = (plain, ours)
     optimizers = [torch.optim.SGD(trial.model.parameters(), lr=_LEARNING_RATE) for trial in trials]
     seconds: tuple[list[float], list[float]] = ([], [])
@@ -122,7 +122,7 @@ def _train(plain: Trial, ours: Trial, batches: list[Batch], say: Callable[[str],
 
 
 class _Loss:
-    """Cross entropy against the bytes that follow, which each batch sets."""
+    """Cross entropy against the next bytes, which each batch sets."""
 
     def __init__(self, following: torch.Tensor) -> None:
         self.following = following
@@ -132,7 +132,7 @@ class _Loss:
 
 
 def _batches(sizes: Sizes) -> list[Batch]:
-    """Pieces of the source of this package, and the same one byte on."""
+    """Pieces of the source of this package, and the same pieces shifted by one byte."""
     source = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.rglob("*.py")))
     text = torch.frombuffer(bytearray(source), dtype=torch.uint8).long()
     generator = torch.Generator().manual_seed(0)

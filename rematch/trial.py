@@ -1,4 +1,4 @@
-"""Training steps of a module, run, timed and weighed, to set one way of training beside another.
+"""Run, time and measure training steps, to compare two ways of training a module.
 
 `plain, ours = Trial(model, loss), Trial(rematch.remat(model, batch, budget="50%", loss=loss), loss)`
 `same_outcome(plain, ours, batch)` and `alternate([plain, ours], batch, rounds=10)`
@@ -22,7 +22,7 @@ from rematch.capture.memory import PeakMemory
 
 @dataclass(frozen=True)
 class Trial:
-    """A module with the loss it is trained on; `context` is entered around both, for autocast."""
+    """A module and its loss; both run inside `context`, for autocast."""
 
     model: nn.Module
     loss: Callable[[Any], torch.Tensor]
@@ -33,7 +33,7 @@ class Trial:
         return next(self.model.parameters()).device
 
     def step(self, sample: Any) -> torch.Tensor:
-        """Forward, loss and backward; gradients are those of this step alone."""
+        """Run forward, loss and backward; gradients are those of this step alone. Returns the loss."""
         args, kwargs = as_arguments(sample)
         self.model.zero_grad(set_to_none=True)
         with self.context():
@@ -42,7 +42,7 @@ class Trial:
         return value.detach()
 
     def timed_step(self, sample: Any, clock: Callable[[], float] = time.perf_counter) -> tuple[torch.Tensor, float]:
-        """The loss, and how many seconds the step took."""
+        """Run a step; returns the loss and the seconds it took."""
         self._wait()
         started = clock()
         value = self.step(sample)
@@ -50,7 +50,7 @@ class Trial:
         return value, clock() - started
 
     def peak_bytes(self, sample: Any) -> int:
-        """The most memory in use during a step, counted as a budget counts it: what is there before is part of it."""
+        """Return the peak memory of a step as a budget counts it, with what was allocated before."""
         self.model.zero_grad(set_to_none=True)
         with PeakMemory(self.device) as used:
             self.step(sample)
@@ -58,7 +58,7 @@ class Trial:
         return used.peak_bytes + self._held_bytes(sample)
 
     def _held_bytes(self, sample: Any) -> int:
-        """Memory that is there before and after a step. Only CUDA counts it; on CPU, the module's and the sample's."""
+        """Return what is allocated before and after a step. On CPU, nobody counts it: it is the module and the sample."""
         if self.device.type == "cuda":
             return torch.cuda.memory_allocated(self.device)
         leaves = [leaf for leaf in pytree.tree_leaves(sample) if isinstance(leaf, torch.Tensor)]
@@ -73,7 +73,7 @@ class Trial:
 def alternate(
     trials: Sequence[Trial], sample: Any, rounds: int, clock: Callable[[], float] = time.perf_counter
 ) -> list[list[float]]:
-    """Seconds of `rounds` steps of each trial, taken in turns, so that whatever else the machine does falls on all."""
+    """Time `rounds` steps of each trial in turns, so that other load on the machine affects all of them alike."""
     seconds: list[list[float]] = [[] for _ in trials]
     for _ in range(rounds):
         for trial, taken in zip(trials, seconds, strict=True):
@@ -82,7 +82,7 @@ def alternate(
 
 
 def same_outcome(ours: Trial, theirs: Trial, sample: Any, seed: int = 0) -> bool:
-    """Whether a step from the same random state gives the same loss and gradients, to the bit."""
+    """Return whether a step from the same random state gives the same loss and gradients, to the bit."""
     outcomes = []
     for trial in (ours, theirs):
         torch.manual_seed(seed)
@@ -93,7 +93,7 @@ def same_outcome(ours: Trial, theirs: Trial, sample: Any, seed: int = 0) -> bool
 
 
 def same_bits(ours: torch.Tensor | None, theirs: torch.Tensor | None) -> bool:
-    """Equal in type, shape and every bit, not-a-numbers included."""
+    """Return whether two tensors are equal in type, shape and every bit, NaNs included."""
     if ours is None or theirs is None:
         return ours is theirs
     if ours.dtype != theirs.dtype or ours.shape != theirs.shape:

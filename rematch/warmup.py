@@ -1,6 +1,6 @@
-"""Compile everything that is compiled, once, so that no user waits for it: `python -m rematch.warmup`.
+"""Compile all kernels ahead of time, so that no user waits for them: `python -m rematch.warmup`.
 
-Solves a small graph with each built-in solver; numba keeps what it compiles beside the sources.
+This solves a small graph with every built-in solver. numba caches what it compiles.
 """
 
 from __future__ import annotations
@@ -26,4 +26,4 @@ def warm() -> None:
 if __name__ == "__main__":
     started = time.monotonic()
     warm()
-    print(f"compiled code is warm ({time.monotonic() - started:.1f} s)")
+    print(f"all kernels are compiled ({time.monotonic() - started:.1f} s)")

@@ -1,4 +1,4 @@
-"""Compiled inner loops of the graph room. Import this module only where it is called: it loads numba.
+"""Compiled inner loops of `rematch.graph`. Import this module only where it is called: it loads numba.
 
 A schedule is one array of steps: `op >= 0` computes an operator, `~value < 0` frees a value.
 """

@@ -1,4 +1,4 @@
-"""How much memory a schedule may use, as people write it: "8GiB", "512MiB", "1.5GB", "80%", or plain bytes.
+"""Memory budgets as people write them: "8GiB", "512MiB", "1.5GB", "80%", or plain bytes.
 
 `parse_budget("80%", baseline_peak_bytes=1000) == 800`
 
@@ -34,7 +34,7 @@ _UNITS = {
 
 
 def parse_budget(budget: str | float, baseline_peak_bytes: int) -> int:
-    """`budget` in whole bytes, rounded down; `baseline_peak_bytes` is what 100% means."""
+    """Return `budget` in whole bytes, rounded down; 100% is `baseline_peak_bytes`."""
     text = _text_of(budget)
     if len(text) > _MOST_LETTERS:
         raise BudgetError(f"a budget of {len(text)} letters cannot be read; {_FORMS}")
@@ -64,7 +64,7 @@ def _bytes_per(unit: str, budget: str | float, baseline_peak_bytes: int) -> Frac
 
 
 def require_possible(graph: Graph, budget_bytes: int) -> None:
-    """Refuse a budget below what one operator, or the values that must be there at the end, need by themselves."""
+    """Raise if the budget is below what one operator, or the values that must be alive at the end, need alone."""
     needs = [int(need) for need in graph.op_bytes]
     if needs and max(needs) > budget_bytes:
         op = needs.index(max(needs))
@@ -81,7 +81,7 @@ def require_possible(graph: Graph, budget_bytes: int) -> None:
 
 
 def describe_largest_need(graph: Graph) -> str:
-    """What no schedule can do without: the hungriest operator, or all that must be alive at the end."""
+    """Describe what no schedule can avoid: the largest operator, or all that must be alive at the end."""
     at_end = graph.end_bytes
     if not graph.ops or at_end > graph.largest_op_bytes:
         return f"Alive at the end are {format_bytes(at_end)}: parameters and other residents, gradients and outputs."

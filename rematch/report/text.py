@@ -1,4 +1,4 @@
-"""Graphs, plans and failed searches in a few lines for the terminal.
+"""Describe graphs, plans and failed searches in a few lines of text.
 
 `print(describe_plan(plan))`
 """
@@ -28,7 +28,7 @@ _NAME_LETTERS = 100  # of a name, before it is cut
 
 
 def sparkline(levels: Sequence[int], top: int, width: int = _SPARKLINE_WIDTH) -> str:
-    """`levels` as one line of bars, each the highest of its share; a bar at full height is `top`."""
+    """Draw `levels` as one line of bars, each the maximum of its share; a full bar is `top`."""
     if not levels or top <= 0:
         return ""
     edges = np.linspace(0, len(levels), min(width, len(levels)) + 1).astype(int)
@@ -37,7 +37,7 @@ def sparkline(levels: Sequence[int], top: int, width: int = _SPARKLINE_WIDTH) ->
 
 
 def describe_graph(graph: Graph) -> str:
-    """What is in a graph, what it needs without recomputation, and the least it can need."""
+    """Describe a graph: what it holds, what it needs without recomputation, and the least it can need."""
     seen = simulate(graph, baseline(graph))
     a = graph.arrays
     made = _by_phase(graph, lambda ops: format_bytes(_output_bytes(graph, ops)))
@@ -110,7 +110,7 @@ def _peak_place(graph: Graph, peak_step: int | None) -> str:
 
 
 def describe_plan(plan: Plan) -> str:
-    """What a plan promises, how good it is known to be, and what it recomputes."""
+    """Describe a plan: its memory and time, how good it is known to be, and what it recomputes."""
     f = plan.figures
     before = format_bytes(f.baseline_peak_bytes)
     extra_runs = count_of(sum(entry.extra_runs for entry in plan.recomputed), "extra run")
@@ -136,14 +136,14 @@ def describe_plan(plan: Plan) -> str:
 
 
 def _found(plan: Plan) -> list[tuple[str, str, str]]:
-    """Which of several methods found the schedule, when, and who else was asked."""
+    """Say which of several methods found the schedule, when, and which others took part."""
     asked = list(dict.fromkeys(progress.solver for progress in plan.log))
     known = [progress for progress in plan.log if progress.best_seconds is not None]
     if len(asked) < 2 or not known:
         return []
     winner = min(known, key=lambda progress: progress.best_seconds or 0.0)
     others = ", ".join(solver for solver in asked if solver != winner.solver)
-    return [("found", f"by {winner.solver}", f"after {format_seconds(winner.at_seconds)}; asked as well: {others}")]
+    return [("found", f"by {winner.solver}", f"after {format_seconds(winner.at_seconds)}; others: {others}")]
 
 
 def _times(f: Figures) -> str:
@@ -187,7 +187,7 @@ def _group_name(entry: Recomputed) -> str:
 
 
 def describe_failure(figures: Figures, graph_name: str, time_limit: float) -> str:
-    """One line for a search that has no schedule: what is known, and what to try."""
+    """Describe a search without a schedule in one line: what is known, and what to try."""
     f = figures
     budget = f"{format_bytes(f.budget_bytes)} ({_share(f.budget_bytes, f.baseline_peak_bytes)} of the peak)"
     by = f"{f.solver!r} in {format_seconds(f.solve_seconds)}"

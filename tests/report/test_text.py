@@ -116,7 +116,7 @@ def test_a_plan_says_which_method_found_it_and_who_else_was_asked() -> None:
     )
     plan = recomputing_plan(chain(layers=6))
     found = next(line for line in describe_plan(replace(plan, log=log)).splitlines() if "found" in line)
-    assert " ".join(found.split()) == "found by anneal after 500 ms; asked as well: greedy, epochs"
+    assert " ".join(found.split()) == "found by anneal after 500 ms; others: greedy, epochs"
     assert "found" not in describe_plan(replace(plan, log=log[:1]))
 
 
