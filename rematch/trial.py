@@ -58,7 +58,7 @@ class Trial:
         return used.peak_bytes + self._held_bytes(sample)
 
     def _held_bytes(self, sample: Any) -> int:
-        """Return what is allocated before and after a step. On CPU, nobody counts it: it is the module and the sample."""
+        """Return what is allocated before and after a step; on CPU, where nobody counts, the module and the sample."""
         if self.device.type == "cuda":
             return torch.cuda.memory_allocated(self.device)
         leaves = [leaf for leaf in pytree.tree_leaves(sample) if isinstance(leaf, torch.Tensor)]
