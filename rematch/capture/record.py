@@ -105,7 +105,8 @@ def _refusals_told_apart() -> Iterator[None]:
 
 
 def _backward(roots: list[torch.Tensor], tangents: list[torch.Tensor] | None) -> None:
-    """As `loss.backward()` does, outside of autocast and holding no more than that would."""
+    """As `loss.backward()` does outside of autocast, whose cache of casts is gone by then."""
+    torch.clear_autocast_cache()
     with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
         torch.autograd.backward(roots, tangents)
 

@@ -209,20 +209,27 @@ class _Assembly:
             if info.resident or storage not in self.maker:
                 continue
             maker = self.draft_of_call[self.maker[storage]]
-            intervals = sorted(info.held)
-            for since, until in intervals:
+            for holding in info.held:
+                since, until = holding.since, holding.until
+                if holding.after_unpacking:
+                    until = self._after_next_operator(until)
                 if until >= end and since < loss_at <= until:
                     self.held_at_end.add(storage)
                 if since < loss_at < until:
                     maker.once = True  # Python holds it while backward runs
                 self._hold_until(storage, until)
                 if since >= loss_at:
-                    self._hold_until(storage, since + 1)
+                    self._hold_until(storage, self._after_next_operator(since))
             for saved in info.saved:
                 kept = saved.phase is not Phase.FORWARD or maker.once or saved.at > forward_until
                 if kept and saved.released is not None:
                     maker.once = True
                     self._hold_until(storage, saved.released)
+
+    def _after_next_operator(self, time: int) -> int:
+        """What backward asked for before `time` may be computed then, so what is held longer is there as well."""
+        index = bisect_left(self.starts, time)
+        return self.starts[index] + 1 if index < len(self.starts) else time
 
     def _hold_until(self, storage: int, until: int) -> None:
         """The storage is alive when the last operator before `until` runs."""

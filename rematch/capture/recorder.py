@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from rematch.capture.aten import PASS_THROUGH, can_be_tried
 from rematch.capture.cost import Call, Profile, Result
 from rematch.capture.evaluate import Evaluator
-from rematch.capture.recording import RecordedCall, RecordedStorage, SavedTensor, TensorRef
+from rematch.capture.recording import Holding, RecordedCall, RecordedStorage, SavedTensor, TensorRef
 from rematch.errors import RematchError
 from rematch.graph import Phase
 
@@ -54,7 +54,8 @@ class _Hold:
     def __del__(self) -> None:
         recorder = self.recorder()
         if recorder is not None:
-            recorder.storages[self.storage].held.append((self.since, len(recorder.calls)))
+            asked = recorder.unpackings > recorder.unpackings_before_call
+            recorder.storages[self.storage].held.append(Holding(self.since, len(recorder.calls), asked))
 
 
 class Recorded(torch.Tensor):
@@ -148,6 +149,8 @@ class Recorder(TorchDispatchMode):
         self.phase = Phase.FORWARD
         self.path: list[str] = []
         self.reads = 0
+        self.unpackings = 0
+        self.unpackings_before_call = 0  # when the last call came
         self.evaluator = Evaluator(self.calls)
         self._constants: dict[int, tuple[torch.Tensor, Recorded]] = {}  # real tensors met on the way
         self._by_real_storage: dict[int, Recorded] = {}
@@ -318,6 +321,7 @@ class Recorder(TorchDispatchMode):
         profile: Profile | None = None,
         class_key: str = "",
     ) -> None:
+        self.unpackings_before_call = self.unpackings
         self.calls.append(
             RecordedCall(
                 target=func,
@@ -380,7 +384,8 @@ class Recorder(TorchDispatchMode):
         if not isinstance(packed, _Packed):
             return packed
         saved = packed.saved
-        saved.unpacked.append(len(self.calls))
+        saved.unpacked.append((len(self.calls), self.unpackings))
+        self.unpackings += 1
         return Recorded(saved.ref.tensor, self._hold(saved.ref.storage), self)
 
     def read(self, tensor: Recorded) -> torch.Tensor:

@@ -54,6 +54,15 @@ class RecordedCall:
         return tuple(dict.fromkeys(ref.storage for ref in self.inputs))
 
 
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A time in which Python or the engine has a tensor that shows the storage."""
+
+    since: int
+    until: int
+    after_unpacking: bool  # it ends after backward has asked for what the next call reads
+
+
 @dataclass(slots=True)
 class RecordedStorage:
     """A piece of memory. `role` is empty for what the step itself allocates."""
@@ -62,7 +71,7 @@ class RecordedStorage:
     device: torch.device
     name: str = ""
     role: str = ""
-    held: list[tuple[int, int]] = field(default_factory=list)  # from, until
+    held: list[Holding] = field(default_factory=list)
     saved: list[SavedTensor] = field(default_factory=list)
 
     @property
@@ -72,12 +81,15 @@ class RecordedStorage:
 
 @dataclass(slots=True)
 class SavedTensor:
-    """A tensor that autograd saved for backward, from `at` until `released`; it asks for it when it is `unpacked`."""
+    """A tensor that autograd saved for backward, from `at` until `released`.
+
+    It asks for it when it is `unpacked`: at a time, and as the how-manieth access of all.
+    """
 
     ref: TensorRef
     at: int
     phase: Phase
-    unpacked: list[int] = field(default_factory=list)
+    unpacked: list[tuple[int, int]] = field(default_factory=list)
     released: int | None = None
 
 

@@ -75,9 +75,9 @@ def _temporary_peak(recorder: Recorder, kept: set[int], sizes: list[int]) -> int
     for storage, info in enumerate(recorder.storages):
         if info.resident or storage in kept:
             continue
-        for since, until in info.held:
-            change[since] += sizes[storage]
-            change[until] -= sizes[storage]
+        for holding in info.held:
+            change[holding.since] += sizes[storage]
+            change[holding.until] -= sizes[storage]
     alive = peak = 0
     for time in sorted(change):
         alive += change[time]

@@ -145,8 +145,8 @@ def _unpacked_before(recorded: RecordedGraph, dropped: set[int]) -> dict[int, li
     asked = [
         (time, number, value)
         for value in dropped
-        for number, saved in enumerate(recorded.recording.storages[recorded.storage_of[value]].saved)
-        for time in saved.unpacked
+        for saved in recorded.recording.storages[recorded.storage_of[value]].saved
+        for time, number in saved.unpacked
     ]
     asked.sort()
     found: dict[int, list[int]] = {}
