@@ -18,12 +18,14 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import date
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
 import rematch
 from rematch.files import write_text
 from rematch.graph import Graph, baseline, generators, simulate
+from rematch.graph.builder import TrainingGraphBuilder
 from rematch.graph.formats import load_graph
 from rematch.solvers import Problem, Solution, solve
 
@@ -38,6 +40,7 @@ CHECKMATE = (
 )
 LAYERED = ("rl_g1_n100", "rl_g2_n250", "rl_g3_n500", "rl_g4_n1000")
 TRACES = ("dtr_unet", "dtr_resnet32", "dtr_inceptionv4", "dtr_transformer", "dtr_tv_densenet121")
+HELD_OUT_SEED = 2026  # of graphs that no constant was chosen on
 LONG_TRACES = ("dtr_unroll_gan", "dtr_treelstm", "dtr_lstm")
 
 
@@ -91,6 +94,60 @@ def cases(folder: Path | None) -> Iterator[Case]:
     yield generated("gpt", (200,), 50)
     yield generated("encoder_decoder", (36, 36), 50)
     yield generated("encoder_decoder", (80, 80), 50)
+    yield from small_and_hard("small and hard", seed=0)
+    yield from small_and_hard("held out", seed=HELD_OUT_SEED)
+
+
+def small_and_hard(family: str, seed: int) -> Iterator[Case]:
+    """Nested skips and wide random graphs; the seed spreads times, or draws the graph."""
+    for depth, convolutions in ((3, 2), (4, 1), (4, 2)):
+        for percent in (50, 40):
+            name = f"nested skips {depth}x{convolutions}"
+            make = partial(nested_skips, depth, convolutions, seed)
+            yield Case(family, name, f"{percent} %", partial(made_at_percent, make, percent))
+    for nodes in (200, 400):
+        for percent in (80, 50):
+            make = partial(generators.random_layered, nodes, seed=seed)
+            yield Case(family, f"random layered {nodes}", f"{percent} %", partial(made_at_percent, make, percent))
+
+
+def nested_skips(depth: int, convolutions: int, seed: int, *, batch: int = 8, size: int = 256) -> Graph:
+    """Training step of a U-Net++ (Zhou et al., 2018): node (i, j) reads all (i, k < j) and the upsampled (i+1, j-1)."""
+    builder = TrainingGraphBuilder()
+    pixels = [batch * (size >> level) ** 2 for level in range(depth + 1)]
+    wide = [32 << level for level in range(depth + 1)]
+
+    def convolve(name: str, x: int, level: int, channels_in: int, window: int = 9) -> int:
+        return builder.convolution(
+            name, x, pixels=pixels[level], channels_in=channels_in, channels_out=wide[level], window=window
+        )
+
+    def stage(name: str, x: int, level: int, channels_in: int) -> int:
+        for i in range(convolutions):
+            x = convolve(f"{name}.{i}.convolution", x, level, channels_in if i == 0 else wide[level])
+            x = builder.relu(f"{name}.{i}.relu", builder.norm(f"{name}.{i}.norm", x, groups=batch))
+        return x
+
+    stem = convolve("stem", builder.resident("image", pixels[0] * 3 * 2), 0, 3)
+    nodes = {(0, 0): stage("0.0", stem, 0, wide[0])}
+    for level in range(1, depth + 1):
+        pooled = builder.max_pool(f"{level}.0.pool", nodes[level - 1, 0])
+        nodes[level, 0] = stage(f"{level}.0", pooled, level, wide[level - 1])
+    for column in range(1, depth + 1):
+        for level in range(depth + 1 - column):
+            name = f"{level}.{column}"
+            x = convolve(f"{name}.up", nodes[level + 1, column - 1], level, wide[level + 1], window=1)
+            for earlier in range(column):
+                x = builder.concatenate(f"{name}.concatenate{earlier}", x, nodes[level, earlier])
+            nodes[level, column] = stage(name, x, level, wide[level] * (column + 1))
+    logits = builder.convolution(
+        "head", nodes[0, depth], pixels=pixels[0], channels_in=wide[0], channels_out=8, window=1
+    )
+    return generators.jittered(builder.build(logits, f"nested skips {depth}x{convolutions}"), 20 if seed else 0, seed)
+
+
+def made_at_percent(make: Callable[[], Graph], percent: int) -> tuple[Graph, int]:
+    return at_percent(make(), percent)
 
 
 def from_file(family: str, path: Path, percent: int) -> Case:

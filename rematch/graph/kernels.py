@@ -5,6 +5,8 @@ A schedule is one array of steps: `op >= 0` computes an operator, `~value < 0` f
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import njit
 
@@ -22,17 +24,46 @@ OUT_OF_TURN = 9
 REPEATED_BEFORE_LOSS = 10
 
 
+class Values(NamedTuple):
+    """The arrays of a graph that say which values are read, made and kept; `GraphArrays` explains each."""
+
+    inputs_ptr: np.ndarray
+    inputs: np.ndarray
+    outputs_ptr: np.ndarray
+    outputs: np.ndarray
+    target: np.ndarray
+    held: np.ndarray
+    loss: int
+
+
+class Rules(NamedTuple):
+    """The arrays of a graph that say when an operator may run."""
+
+    once: np.ndarray
+    once_from: np.ndarray
+    once_until: np.ndarray
+    turn: np.ndarray
+    recompute_after_loss: bool
+
+
+class Bytes(NamedTuple):
+    """The arrays of a graph that say what is needed while an operator runs."""
+
+    size: np.ndarray
+    workspace: np.ndarray
+    resident_bytes: int
+
+
 @njit(cache=True)
-def simulate_steps(
-    steps, inputs_ptr, inputs, outputs_ptr, outputs, size, workspace,
-    once, once_from, once_until, turn, after_loss_only, target, held, loss, resident_bytes,
-    timeline, counts, alive,
-):  # fmt: skip
+def simulate_steps(steps, graph, rules, needs, timeline, counts, alive):
     """Run the steps; fill `timeline` (bytes during each step), `counts` and `alive`.
 
     Returns (code, step, culprit, peak, peak step): `culprit` is the value or operator the code speaks of.
     """
-    memory = resident_bytes
+    inputs_ptr, inputs, outputs_ptr, outputs = graph.inputs_ptr, graph.inputs, graph.outputs_ptr, graph.outputs
+    target, held, loss = graph.target, graph.held, graph.loss
+    size, workspace = needs.size, needs.workspace
+    memory = needs.resident_bytes
     peak = memory
     peak_step = -1
     once_count = 0
@@ -57,13 +88,13 @@ def simulate_steps(
         for i in range(inputs_ptr[step], inputs_ptr[step + 1]):
             if not alive[inputs[i]]:
                 return INPUT_NOT_ALIVE, index, inputs[i], peak, peak_step
-        if once_count < once_from[step] or once_count > once_until[step]:
+        if once_count < rules.once_from[step] or once_count > rules.once_until[step]:
             return OUT_OF_WINDOW, index, once_count, peak, peak_step
         if counts[step] > 0:
-            if after_loss_only and not loss_done:
+            if rules.recompute_after_loss and not loss_done:
                 return REPEATED_BEFORE_LOSS, index, step, peak, peak_step
-        elif turn[step] >= 0:
-            if turn[step] != turn_count:
+        elif rules.turn[step] >= 0:
+            if rules.turn[step] != turn_count:
                 return OUT_OF_TURN, index, turn_count, peak, peak_step
             turn_count += 1
         if step == loss:
@@ -71,7 +102,7 @@ def simulate_steps(
                 if held[value] and not alive[value]:
                     return HELD_MISSING_AT_LOSS, index, value, peak, peak_step
             loss_done = True
-        if once[step]:
+        if rules.once[step]:
             once_count += 1
         replaced = 0
         for i in range(outputs_ptr[step], outputs_ptr[step + 1]):
@@ -113,11 +144,13 @@ def sort_first(numbers, count):
 
 
 @njit(cache=True)
-def steps_with_frees(sequence, inputs_ptr, inputs, outputs_ptr, outputs, target, held, loss):
+def steps_with_frees(sequence, graph):
     """The sequence of operators with each value freed right after its last use before it is computed again.
 
     Walks backwards: a value is needed if a later step reads it before its producer runs again.
     """
+    inputs_ptr, inputs, outputs_ptr, outputs = graph.inputs_ptr, graph.inputs, graph.outputs_ptr, graph.outputs
+    target, held, loss = graph.target, graph.held, graph.loss
     needed = target | held
     after_loss = loss >= 0
     dying = np.empty(len(target), dtype=np.int32)

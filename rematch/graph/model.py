@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +43,7 @@ Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+_Picked = TypeVar("_Picked", bound=NamedTuple)
 
 # Roles of values that stand for memory outside of what was captured, which differs from run to run.
 ALREADY_ALLOCATED = "already allocated"
@@ -119,6 +120,10 @@ class GraphArrays:
     loss: int  # operator, -1 without
     recompute_after_loss: bool
     resident_bytes: int
+
+    def pick(self, kind: type[_Picked]) -> _Picked:
+        """The arrays that a named tuple for compiled code has fields for."""
+        return kind(*(getattr(self, name) for name in kind._fields))
 
     def inputs_of(self, op: int) -> Ints:
         """Distinct values that `op` reads."""

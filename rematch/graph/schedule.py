@@ -65,10 +65,7 @@ class Schedule:
         sequence = np.asarray(ops, dtype=np.int32)
         if sequence.size and not (sequence.min() >= 0 and sequence.max() < len(graph.ops)):
             raise ScheduleError(f"operators are numbered 0 to {len(graph.ops) - 1}")
-        a = graph.arrays
-        steps = kernels.steps_with_frees(
-            sequence, a.inputs_ptr, a.inputs, a.outputs_ptr, a.outputs, a.target, a.held, a.loss
-        )  # fmt: skip
+        steps = kernels.steps_with_frees(sequence, graph.arrays.pick(kernels.Values))
         return Schedule(steps)
 
     @property

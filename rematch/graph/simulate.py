@@ -2,8 +2,11 @@
 
 `simulate(graph, schedule).peak_bytes`
 
-Nothing else in rematch computes a peak. Memory while an operator runs is what is resident, what is alive (its inputs
-among it), all its outputs, and its workspace; an output that was alive already counts twice until the operator ends.
+Every schedule passes through it before anyone sees it. Kernels that search (local search, pruning) keep running totals
+of their own for speed; tests hold them to this one.
+
+Memory while an operator runs is what is resident, what is alive (its inputs among it), all its outputs, and its
+workspace; an output that was alive already counts twice until the operator ends.
 """
 
 from __future__ import annotations
@@ -49,11 +52,8 @@ def simulate(graph: Graph, schedule: Schedule) -> Simulation:
     counts = np.zeros(len(graph.ops), dtype=np.int64)
     alive = np.zeros(len(graph.values), dtype=np.bool_)
     code, step, culprit, peak, peak_step = kernels.simulate_steps(
-        schedule.steps, a.inputs_ptr, a.inputs, a.outputs_ptr, a.outputs, a.size, a.workspace,
-        a.once, a.once_from, a.once_until, a.turn, a.recompute_after_loss, a.target, a.held, a.loss,
-        a.resident_bytes,
-        timeline, counts, alive,
-    )  # fmt: skip
+        schedule.steps, a.pick(kernels.Values), a.pick(kernels.Rules), a.pick(kernels.Bytes), timeline, counts, alive
+    )
     broken = code != kernels.OK
     return Simulation(
         error=_in_words(graph, schedule, code, step, culprit, counts) if broken else None,

@@ -68,11 +68,9 @@ def _memory_while_running(graph: Graph, sequence: Ints) -> Longs:
 
 def _largest_saving(graph: Graph, sequence: Ints, at: int) -> tuple[int, int]:
     """The operator whose recomputation saves most while `sequence[at]` runs, and the index to insert it before."""
+    from rematch.graph.kernels import Values
     from rematch.solvers.default import greedy_kernels
 
     a = graph.arrays
-    op, before = greedy_kernels.largest_saving(
-        sequence, at, a.inputs_ptr, a.inputs, a.outputs_ptr, a.outputs, a.size, a.seconds, a.producer,
-        a.position, a.first_stage, a.last_stage, a.target, a.held, a.loss,
-    )  # fmt: skip
+    op, before = greedy_kernels.largest_saving(sequence, at, a.pick(Values), a.pick(greedy_kernels.Stages))
     return int(op), int(before)

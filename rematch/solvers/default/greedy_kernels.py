@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import njit
 
 
+class Stages(NamedTuple):
+    """The arrays of a graph that say what an operator makes, takes and costs, and when it may run again."""
+
+    size: np.ndarray
+    seconds: np.ndarray
+    producer: np.ndarray
+    position: np.ndarray
+    first_stage: np.ndarray
+    last_stage: np.ndarray
+
+
 @njit(cache=True)
-def largest_saving(
-    sequence, at, inputs_ptr, inputs, outputs_ptr, outputs, size, seconds, producer,
-    position, first_stage, last_stage, target, held, loss,
-):  # fmt: skip
+def largest_saving(sequence, at, graph, stages):
     """The operator to compute again so that least memory is held while `sequence[at]` runs, and where to insert it.
 
     Returns (-1, -1) where no recomputation saves anything.
     """
+    inputs_ptr, inputs, outputs_ptr, outputs = graph.inputs_ptr, graph.inputs, graph.outputs_ptr, graph.outputs
+    target, held, loss = graph.target, graph.held, graph.loss
+    size, seconds, producer, position = stages.size, stages.seconds, stages.producer, stages.position
+    first_stage, last_stage = stages.first_stage, stages.last_stage
     end = len(sequence)
     next_use = np.full(len(size), end + 1, dtype=np.int64)  # end + 1: not needed again before it is recomputed
     for value in range(len(size)):
