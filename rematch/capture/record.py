@@ -67,6 +67,7 @@ def record(
         tangents = None if loss is not None else [_tangent(recorder, root) for root in roots]
         kept = outputs if holds_outputs else None
         del outputs, leaves, differentiable
+        torch.clear_autocast_cache()  # as leaving autocast does before backward: casts of weights are let go
         loss_at = len(recorder.calls)
         recorder.phase = Phase.BACKWARD
         if roots:

@@ -345,6 +345,8 @@ class Runner:
         budget = self.planner.settings.budget
         if budget == AUTO:
             return available_bytes(_device(self.module, (), {}), None)
+        if self.planner.whole_bytes is None and isinstance(budget, str) and budget.strip().endswith("%"):
+            return 0
         return parse_budget(budget, self.planner.whole_bytes or 1)
 
     # The first step

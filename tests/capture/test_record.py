@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import rematch
 from rematch.capture.aten import PASS_THROUGH
 from rematch.capture.measure import measuring
 from rematch.capture.record import record
@@ -133,3 +134,27 @@ def test_what_needs_data_cannot_be_recorded(module: nn.Module, sample: torch.Ten
 def test_an_error_of_the_users_own_passes_through() -> None:
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         recorded(nn.Linear(4, 4), (torch.randn(2, 3),))
+
+
+def test_casts_of_weights_live_until_autocast_is_left() -> None:
+    module = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4))
+    with autocast():
+        found = recorded(module, (torch.randn(2, 4),))
+    weights = {index for index, storage in enumerate(found.storages) if storage.name.endswith("weight")}
+    casts = [call for call in found.calls if "_to_copy" in str(call.target) and weights.intersection(call.reads)]
+    assert len(casts) == 2
+    for cast in casts:
+        (storage,) = cast.makes
+        assert found.storages[storage].held[0][1] == found.loss_at
+
+
+def test_what_cannot_be_recorded_trains_all_the_same() -> None:
+    plain = nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Linear(4, 4))
+    ids = torch.tensor([1, 2, 1])
+    inside = rematch.remat(plain, ids, budget="60%", loss=mean_square, progress=False)
+    gradients = []
+    for module in (plain, inside):
+        module.zero_grad(set_to_none=True)
+        mean_square(module(ids)).backward()
+        gradients.append([p.grad.to_dense() for p in module.parameters() if p.grad is not None])
+    assert len(gradients[0]) == 3 and all(map(torch.equal, *gradients))
