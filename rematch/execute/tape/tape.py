@@ -325,6 +325,8 @@ class Tape(TorchDispatchMode):
                 return _ByOthers(pack(tensor), unpack)
         if tensor.requires_grad and tensor.is_leaf:
             return tensor, tensor._version
+        if kind is Tensor and self.ledger is None:
+            return _alias(tensor), version
         return self._keep(tensor, plain=kind is Tensor)
 
     def _handle(self, tensor: Tensor, content: Content, version: int) -> Handle:
