@@ -28,6 +28,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, islice, pairwise
 
+from rematch.solvers.base import Deadline
+
 Readers = Sequence[Collection[int]]
 
 _MOST_CANDIDATES = 64  # for the next vertex of a greedy order
@@ -78,12 +80,18 @@ class Spine:
     decomposition: PathDecomposition
 
 
-def path_decomposition(readers: Readers) -> PathDecomposition:
-    """The narrowest that a few greedy orders lead to, without bags inside others."""
+def path_decomposition(readers: Readers, deadline: Deadline | None = None) -> PathDecomposition:
+    """The narrowest that a few greedy orders lead to, without bags inside others; one order if the deadline expires."""
     neighbours = undirected(readers)
-    return min(
-        (decomposition_along(neighbours, order) for order in _greedy_orders(neighbours)), key=lambda d: d.largest_bag
-    )
+    best: PathDecomposition | None = None
+    for order in _greedy_orders(neighbours):
+        found = decomposition_along(neighbours, order)
+        if best is None or found.largest_bag < best.largest_bag:
+            best = found
+        if deadline is not None and deadline.expired:
+            break
+    assert best is not None  # there is at least one order
+    return best
 
 
 def undirected(readers: Readers) -> list[list[int]]:
@@ -125,8 +133,9 @@ def _greedy_orders(neighbours: Readers) -> Iterator[list[int]]:
     if not neighbours:
         yield []
         return
+    yield greedy_order(neighbours, 0)
     one_end = _walk(neighbours, 0)[-1]
-    for start in sorted({0, one_end, _walk(neighbours, one_end)[-1], len(neighbours) - 1}):
+    for start in sorted({one_end, _walk(neighbours, one_end)[-1], len(neighbours) - 1} - {0}):
         yield greedy_order(neighbours, start)
 
 

@@ -3,16 +3,17 @@
 `solve(problem, "pwremat")`
 
 R. Kumar, M. Purohit, Z. Svitkina, E. Vee, J. Wang, "Efficient Rematerialization for Deep Networks" (NeurIPS 2019),
-section 5 and supplement A: algorithm 2 (`decomposition.path`) and algorithm 3 (`interleaved`), theorem 7.
+section 5 and supplement A: algorithm 2 (`path_decomposition`) and algorithm 3 (`interleaved`), theorem 7.
 
 The paper asks for the least memory. For a budget, the recursion is stopped early at several depths, as TWRemat(k) stops
 that of algorithm 1: where what is left to compute makes at most so many bytes, it is computed once. Each of the
 resulting sequences is pruned to the budget, and the fastest wins.
 
-The paper lets algorithm 2 choose the order of first computations. Ours is the default order unless `order="any"`: on
-training graphs it is as good a spine as any, since neighbours in it are close together along the depth of the network,
-and random numbers have to be drawn in it. Operators that run once do so in turn, and windows are kept, in either case
-(`pruning.in_turn`): what may not run again stays in memory. The paper's bounds speak of graphs without such operators.
+The paper lets algorithm 2 choose the order of first computations (`order="any"`), for which theorem 8 bounds the bags.
+The default order as a spine has no such bound; on training graphs it is often as good, since neighbours in it are close
+together along the depth of the network. Neither is always better, so both are tried. Operators that run once or draw
+random numbers do so in turn, and windows are kept, in either case (`pruning.in_turn`): what may not run again stays in
+memory. The paper's bounds speak of graphs without such operators.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from rematch.solvers.treewidth.path_decomposition import (
 )
 from rematch.solvers.treewidth.tree_decomposition import Edge
 
-_ORDERS = ("default", "any")
+_SPINES: dict[str, tuple[Order, ...]] = {"default": ("default",), "any": ("any",), "both": ("default", "any")}
 _STOP_RATIO = 0.7  # between the bytes at which the recursion stops, from one depth to the next
 _DEPTHS = 24
 _MOST_STEPS = 300_000  # of one sequence; pruning that many takes about a second and cannot be interrupted
@@ -46,16 +47,22 @@ _MOST_STEPS = 300_000  # of one sequence; pruning that many takes about a second
 
 @dataclass(frozen=True)
 class PWRemat(Solver):
-    """Stop the recursion at several depths, hold what the budget has room for; the fastest wins."""
+    """Stop the recursion at several depths, hold what the budget has room for; the fastest wins.
 
-    order: Order = "default"
+    order: the spine, and so the order of first computations: the "default" order, "any" that algorithm 2 finds, as in
+        the paper, or "both" in turn
+    pruned: whether recomputations go that the budget has room to do without; False is the recursion's own schedule
+    """
+
+    order: str = "both"
+    pruned: bool = True
 
     name = "pwremat"
     paper = "Kumar et al., Efficient Rematerialization for Deep Networks, NeurIPS 2019 (supplement A)"
 
     def __post_init__(self) -> None:
-        if self.order not in _ORDERS:
-            raise SolverError(f"solver 'pwremat' has no order {self.order!r}; it has: {', '.join(_ORDERS)}")
+        if self.order not in _SPINES:
+            raise SolverError(f"solver 'pwremat' has no order {self.order!r}; it has: {', '.join(_SPINES)}")
 
     def prepare(self) -> None:
         tiny = Graph((Op("make", 0.0, (), (0,)), Op("use", 0.0, (0,), ())), (Value("made", 1),))
@@ -64,22 +71,26 @@ class PWRemat(Solver):
     def solve(self, problem: Problem, *, deadline: Deadline, on_progress: OnProgress) -> Solution:
         incumbent = Incumbent(problem, deadline, on_progress)
         incumbent.offer(baseline(problem.graph), self.name)
-        if not incumbent.over:
-            self._search(incumbent)
+        for order in _SPINES[self.order]:
+            if not incumbent.over:
+                self._search(incumbent, order)
         return incumbent.solution(self.name)
 
-    def _search(self, incumbent: Incumbent) -> None:
+    def _search(self, incumbent: Incumbent, order: Order) -> None:
         graph, deadline = incumbent.problem.graph, incumbent.deadline
-        schedules = PathSchedules.of(graph, self.order)
+        schedules = PathSchedules.of(graph, order, deadline)
         path = schedules.recursion
-        incumbent.tell(self.name, f"a path of {len(path.bags)} bags with up to {max(map(len, path.bags))} operators")
+        widest = max(map(len, path.bags))
+        incumbent.tell(self.name, f"{order} spine: a path of {len(path.bags)} bags with up to {widest} operators")
         for stop_bytes in _stops(sum(path.sizes)):
             if incumbent.over:
                 break
             sequence = schedules.sequence(stop_bytes, deadline)
-            if sequence is not None:
-                shorter = pruned(graph, sequence, incumbent.problem.budget_bytes, keep_first=self.order == "default")
-                incumbent.offer(Schedule.from_ops(graph, shorter), self.name)
+            if sequence is None:
+                continue
+            if self.pruned:
+                sequence = pruned(graph, sequence, incumbent.problem.budget_bytes, keep_first=order == "default")
+            incumbent.offer(Schedule.from_ops(graph, sequence), f"{self.name}, {order} spine")
 
 
 def _stops(total_bytes: int) -> Iterator[int]:
@@ -97,9 +108,9 @@ class PathSchedules:
     ops: Ints  # at each place of the spine
 
     @staticmethod
-    def of(graph: Graph, order: Order) -> PathSchedules:
+    def of(graph: Graph, order: Order, deadline: Deadline | None = None) -> PathSchedules:
         edges = _reads(graph)
-        spine = _spine(_readers(len(graph.ops), edges), order)
+        spine = _spine(_readers(len(graph.ops), edges), order, deadline)
         inputs = _readers(len(graph.ops), {(reader, maker) for maker, reader in edges})
         ops = graph.arrays.order
         made_bytes = [sum(graph.values[value].size_bytes for value in graph.ops[op].outputs) for op in ops.tolist()]
@@ -122,11 +133,11 @@ class PathSchedules:
         return in_turn(self.graph, self.ops[places])
 
 
-def _spine(readers: Readers, order: Order) -> Spine:
+def _spine(readers: Readers, order: Order, deadline: Deadline | None) -> Spine:
     if order == "any":
-        return with_spine(readers, path_decomposition(readers))
+        return with_spine(readers, path_decomposition(readers, deadline))
     default = range(len(readers))
-    return spine_along(default, path_decomposition(tied_along(default, readers)))
+    return spine_along(default, path_decomposition(tied_along(default, readers), deadline))
 
 
 def _reads(graph: Graph) -> set[Edge]:

@@ -14,7 +14,7 @@ measure by weight: w(bag) = 1 / bags + weight / total weight, so that there are 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -40,21 +40,28 @@ class Separation:
 
 
 def separate(
-    decomposition: TreeDecomposition, first: Collection[int] = (), weights: Sequence[float] = ()
+    decomposition: TreeDecomposition,
+    first: Collection[int] = (),
+    weights: Sequence[float] = (),
+    check: Callable[[], None] = lambda: None,
 ) -> Separation:
-    """Separate the graph by the vertices `first`, then each part by a balanced bag; without weights balance bags."""
+    """Separate the graph by the vertices `first`, then each part by a balanced bag; without weights balance bags.
+
+    `check` is called again and again and may raise.
+    """
     scale = len(decomposition.bags) / (sum(weights) or 1.0)
     scaled = [scale * weight for weight in weights]  # once for all levels: what halves at each is then the same measure
-    parts = [_separated(part, scaled) for part in _parts_without(decomposition, frozenset(first))]
+    parts = [_separated(part, scaled, check) for part in _parts_without(decomposition, frozenset(first))]
     if not first and len(parts) == 1:
         return parts[0]
     return Separation(frozenset(first), sum(part.bags for part in parts) + bool(first), tuple(parts))
 
 
-def _separated(part: TreeDecomposition, weights: Sequence[float]) -> Separation:
+def _separated(part: TreeDecomposition, weights: Sequence[float], check: Callable[[], None]) -> Separation:
+    check()
     bag = part.bags[balanced_bag(part.neighbours(), _bag_weights(part.bags, weights))]
     inner = _parts_without(part, bag)
-    return Separation(bag, len(part.bags), tuple(_separated(piece, weights) for piece in inner))
+    return Separation(bag, len(part.bags), tuple(_separated(piece, weights, check) for piece in inner))
 
 
 def _bag_weights(bags: Sequence[Bag], weights: Sequence[float]) -> list[float]:

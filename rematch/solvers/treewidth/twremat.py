@@ -17,7 +17,7 @@ Where the paper is silent or does not fit our graphs:
 - Parts that are computed one after the other come in Sethi and Ullman's order: first the one that needs most while it
   runs beyond what it leaves behind.
 - A call depends on the part and on S alone, and few sets S occur for a part. Each is planned once, for all k together,
-  with the number of runs it leads to, so that no sequence is written that would be too long.
+  with the number of runs it leads to, so that no sequence is written that there is no time for.
 - Time counts as half of the balance (see `separators`), beside the paper's balance of bags: both are tried.
 - The paper leaves pruning open. Every sequence is pruned to the budget, and the fastest result over all k wins: small k
   leave more recomputations to choose from, and are often best in the end.
@@ -31,6 +31,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rematch.errors import SolverError
 from rematch.graph import Graph, Op, Schedule, Value, baseline, simulate
 from rematch.graph.model import Ints, Longs
 from rematch.solvers.base import Deadline, OnProgress, Problem, Solution, Solver
@@ -40,16 +41,22 @@ from rematch.solvers.treewidth.elimination import MOST_WORK, Heuristic, decompos
 from rematch.solvers.treewidth.separators import Separation, separate
 from rematch.solvers.treewidth.tree_decomposition import TreeDecomposition, operator_neighbours
 
-MOST_RUNS = 300_000  # of operators in a sequence: pruning that many takes about a second and cannot be interrupted
+_RUNS_PER_SECOND = 150_000  # of operators that are written, simulated and pruned, which cannot be interrupted
 _WORK_PER_SECOND = 10_000_000  # for decomposing: done in half of the time that is left
 _WORTH_TRYING = 1.03  # a k whose sequence is less than so much longer than the last one tried is passed over
 
 
 @dataclass(frozen=True)
 class TWRemat(Solver):
-    """The fastest of TWRemat(k) over all k, pruned to the budget."""
+    """The fastest of TWRemat(k) over all k, pruned to the budget.
+
+    k: only this one, as in the paper; None tries all
+    pruned: whether recomputations go that the budget has room to do without; False is the paper's schedule
+    """
 
     heuristic: Heuristic = "min-fill"
+    k: int | None = None
+    pruned: bool = True
 
     name = "twremat"
     paper = "Kumar et al., Efficient Rematerialization for Deep Networks, NeurIPS 2019 (algorithm 1, TWRemat)"
@@ -65,28 +72,47 @@ class TWRemat(Solver):
             self._search(incumbent)
         return incumbent.solution(self.name)
 
+    def __post_init__(self) -> None:
+        if self.k is not None and self.k < 1:
+            raise SolverError(f"solver 'twremat' needs a k of at least 1; got {self.k}")
+
     def _search(self, incumbent: Incumbent) -> None:
+        graph, deadline = incumbent.problem.graph, incumbent.deadline
+        work = int(min(MOST_WORK, _WORK_PER_SECOND * deadline.remaining))
+        try:
+            decomposition = decompose(operator_neighbours(graph), self.heuristic, work)
+            bags = f"{len(decomposition.bags)} bags, width {decomposition.width}"
+            incumbent.tell(self.name, f"{self.heuristic} tree decomposition: {bags}")
+            for by_time in (False, True) if self.pruned else (False,):
+                recursion = Recursion.of(graph, decomposition, by_time=by_time, deadline=deadline)
+                for stop_below in self._stops(incumbent.problem, recursion, deadline):
+                    if incumbent.over or not _has_time(recursion, stop_below, deadline):
+                        break
+                    self._offer(incumbent, recursion, stop_below)
+        except OutOfTime:
+            incumbent.tell(self.name, "out of time while planning the recursion")
+
+    def _stops(self, problem: Problem, recursion: Recursion, deadline: Deadline) -> list[int]:
+        """The values of k to try, in turn."""
+        return [self.k] if self.k is not None else _fastest_feasible_first(problem, recursion, deadline)
+
+    def _offer(self, incumbent: Incumbent, recursion: Recursion, stop_below: int) -> None:
         graph = incumbent.problem.graph
-        work = int(min(MOST_WORK, _WORK_PER_SECOND * incumbent.deadline.remaining))
-        decomposition = decompose(operator_neighbours(graph), self.heuristic, work)
-        bags = f"{len(decomposition.bags)} bags, width {decomposition.width}"
-        incumbent.tell(self.name, f"{self.heuristic} tree decomposition: {bags}")
-        for by_time in (False, True):
-            recursion = Recursion.of(graph, decomposition, by_time=by_time)
-            for stop_below in _fastest_feasible_first(incumbent.problem, recursion):
-                if incumbent.over:
-                    return
-                sequence = pruned(graph, recursion.sequence(stop_below), incumbent.problem.budget_bytes)
-                incumbent.offer(Schedule.from_ops(graph, sequence), f"{self.name}({stop_below})")
+        sequence = recursion.sequence(stop_below)
+        if self.pruned:
+            sequence = pruned(graph, sequence, incumbent.problem.budget_bytes)
+        incumbent.offer(Schedule.from_ops(graph, sequence), f"{self.name}({stop_below})")
 
 
-def _fastest_feasible_first(problem: Problem, recursion: Recursion) -> list[int]:
+def _fastest_feasible_first(problem: Problem, recursion: Recursion, deadline: Deadline) -> list[int]:
     """Values of k: from the fastest within the budget to the slowest, then the faster ones.
 
     Peaks fall with k, but not always, and pruning lowers some; so the faster ones are worth a try if there is time.
     """
 
     def fits(stop_below: int) -> bool:
+        if not _has_time(recursion, stop_below, deadline):
+            return True  # not tried anyway
         schedule = Schedule.from_ops(problem.graph, recursion.sequence(stop_below))
         return simulate(problem.graph, schedule).peak_bytes <= problem.budget_bytes
 
@@ -95,11 +121,16 @@ def _fastest_feasible_first(problem: Problem, recursion: Recursion) -> list[int]
     return stops[first:] + stops[:first]
 
 
+def _has_time(recursion: Recursion, stop_below: int, deadline: Deadline) -> bool:
+    """Whether a sequence of this length can be dealt with before the deadline."""
+    return recursion.length(stop_below) <= _RUNS_PER_SECOND * deadline.remaining
+
+
 def _spread(recursion: Recursion) -> Iterator[int]:
     """Values of k from the shortest sequence to the longest, without those that make little difference."""
     tried = 0.0
     for stop_below, runs in zip(recursion.stops[::-1], recursion.runs[::-1].tolist(), strict=True):
-        if runs <= MOST_RUNS and (runs >= _WORTH_TRYING * tried or stop_below == 1):
+        if runs >= _WORTH_TRYING * tried or stop_below == 1:
             tried = runs
             yield stop_below
 
@@ -114,17 +145,17 @@ class Point:
 
 
 def trade_off(graph: Graph, recursion: Recursion | None = None) -> list[Point]:
-    """Figure 4: time and peak of TWRemat(k), unpruned, for every k at which it changes, from 1 to no recursion at all.
-
-    Those with more than `MOST_RUNS` runs are left out.
-    """
+    """Figure 4: time and peak of TWRemat(k), unpruned, for every k at which it changes, from 1 up."""
     recursion = recursion or Recursion.of(graph)
     points = []
-    for stop_below, runs in zip(recursion.stops, recursion.runs.tolist(), strict=True):
-        if runs <= MOST_RUNS:
-            seen = simulate(graph, Schedule.from_ops(graph, recursion.sequence(stop_below))).checked()
-            points.append(Point(stop_below, seen.seconds, seen.peak_bytes))
+    for stop_below in recursion.stops:
+        seen = simulate(graph, Schedule.from_ops(graph, recursion.sequence(stop_below))).checked()
+        points.append(Point(stop_below, seen.seconds, seen.peak_bytes))
     return points
+
+
+class OutOfTime(Exception):
+    """The deadline expired before the recursion was planned."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,8 +177,8 @@ class Recursion:
     which changes the length a little.
     """
 
-    def __init__(self, graph: Graph, separation: Separation) -> None:
-        self._graph = graph
+    def __init__(self, graph: Graph, separation: Separation, deadline: Deadline | None = None) -> None:
+        self._graph, self._deadline = graph, deadline
         self._position = graph.arrays.position.tolist()
         self._reads = _operators_read(graph)
         self._op_bytes: list[int] = graph.op_bytes.tolist()
@@ -158,19 +189,41 @@ class Recursion:
         self._root = self._call(separation, frozenset(_operators_wanted(graph, self._reads)))
 
     @staticmethod
-    def of(graph: Graph, decomposition: TreeDecomposition | None = None, *, by_time: bool = False) -> Recursion:
-        """On balanced separators of `decomposition`, by default one by min-fill, after the loss as the first one."""
+    def of(
+        graph: Graph,
+        decomposition: TreeDecomposition | None = None,
+        *,
+        by_time: bool = False,
+        deadline: Deadline | None = None,
+    ) -> Recursion:
+        """On balanced separators of `decomposition`, by default one by min-fill, after the loss as the first one.
+
+        `OutOfTime` if the deadline expires before all is planned.
+        """
         weights = graph.arrays.seconds.tolist() if by_time else ()
         first = () if graph.loss is None else (graph.loss,)
-        return Recursion(graph, separate(decomposition or decompose(operator_neighbours(graph)), first, weights))
+
+        def check() -> None:
+            if deadline is not None and deadline.expired:
+                raise OutOfTime
+
+        tree = decomposition or decompose(operator_neighbours(graph))
+        return Recursion(graph, separate(tree, first, weights, check), deadline)
 
     @property
     def runs(self) -> Longs:
         return self._root.runs
 
+    def length(self, stop_below: int) -> int:
+        """Runs of TWRemat(k) with k = `stop_below`."""
+        return int(self.runs[self._at(stop_below)])
+
+    def _at(self, stop_below: int) -> int:
+        return int(np.searchsorted(self._stops, stop_below, side="right")) - 1
+
     def sequence(self, stop_below: int) -> Ints:
         """The operators of TWRemat(k) with k = `stop_below`, as they may run."""
-        at = int(np.searchsorted(self._stops, stop_below, side="right")) - 1
+        at = self._at(stop_below)
         sequence = np.empty(int(self.runs[at]), dtype=np.int32)
         self._write(self._root, at, sequence, 0, {})
         return in_turn(self._graph, sequence)
@@ -193,6 +246,8 @@ class Recursion:
     def _call(self, part: Separation, wanted: frozenset[int]) -> _Call:
         key = id(part), wanted
         if key not in self._calls:
+            if self._deadline is not None and self._deadline.expired:
+                raise OutOfTime
             needed = tuple(sorted(self._needed(part, wanted), key=self._position.__getitem__))
             steps: list[_Call | int] = []
             for op in needed:

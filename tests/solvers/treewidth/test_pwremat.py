@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 
 from rematch.errors import SolverError
 from rematch.graph import Graph, Op, Schedule, Value, simulate
-from rematch.graph.generators import FAMILIES
+from rematch.graph.generators import FAMILIES, chain
 from rematch.solvers import Problem, Status, make_solver, solve, verify
 from rematch.solvers.base import Deadline
 from rematch.solvers.common.order import Order
@@ -251,7 +251,7 @@ def test_sequences_keep_the_rules_of_any_graph(graph: Graph, order: Order, stop_
 @settings(max_examples=60)
 @given(tiny_problems())
 def test_never_beats_the_truth_and_keeps_the_default_order(problem: Problem) -> None:
-    solution = solve(problem, "pwremat")
+    solution = solve(problem, "pwremat", order="default")
     check_against_truth(problem, solution)
     if solution.schedule is not None:
         assert tuple(dict.fromkeys(solution.schedule.ops.tolist())) == problem.graph.order
@@ -331,3 +331,22 @@ def test_whoever_counts_steps_may_end_the_recursion() -> None:
 def test_an_unknown_order_is_refused() -> None:
     with pytest.raises(SolverError, match="'pwremat' has no order 'best'; it has: default, any"):
         make_solver("pwremat", order="best")
+
+
+def test_both_spines_are_tried_and_the_better_one_wins() -> None:
+    graph = FAMILIES["encoder_decoder"](encoder_layers=2, decoder_layers=2)
+    problem = Problem(graph, peak_bytes(graph) * 6 // 10)
+    seconds = {}
+    for order in ("default", "any", "both"):
+        schedule = solve(problem, "pwremat", order=order).schedule
+        seconds[order] = math.inf if schedule is None else simulate(graph, schedule).seconds
+    assert math.isfinite(seconds["both"])
+    assert seconds["both"] == min(seconds.values())
+
+
+def test_the_recursions_own_schedule_is_slower_than_the_pruned_one() -> None:
+    graph = chain(layers=30)
+    problem = Problem(graph, peak_bytes(graph) // 2)
+    plain, shorter = (solve(problem, "pwremat", order="any", pruned=pruned).schedule for pruned in (False, True))
+    assert plain is not None and shorter is not None
+    assert simulate(graph, shorter).seconds < simulate(graph, plain).seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from math import ceil, log2
 
 import numpy as np
@@ -10,15 +11,23 @@ import torch
 from hypothesis import given, strategies as st
 from torch import nn
 
+from rematch.errors import SolverError
 from rematch.graph import Graph, Op, Phase, Schedule, Value, simulate
 from rematch.graph.generators import FAMILIES, chain, feed_forward, gpt
 from rematch.graph.model import Ints
-from rematch.solvers import Problem, Status, solve, verify
+from rematch.solvers import Deadline, Problem, Status, solve, verify
 from rematch.solvers.common.pruning import in_turn, pruned
 from rematch.solvers.exhaustive import Exhaustive
 from rematch.solvers.treewidth.elimination import decompose
-from rematch.solvers.treewidth.tree_decomposition import operator_neighbours
-from rematch.solvers.treewidth.twremat import Recursion, TWRemat, trade_off
+from rematch.solvers.treewidth.tree_decomposition import TreeDecomposition, operator_neighbours
+from rematch.solvers.treewidth.twremat import (
+    OutOfTime,
+    Recursion,
+    TWRemat,
+    _operators_read,
+    _operators_wanted,
+    trade_off,
+)
 from tests.captures import capture_of
 from tests.problems import changed_resident, held_for_the_loss, mirror_graphs, peak_bytes, tiny_problems
 from tests.solvers.treewidth.paths import as_tree
@@ -93,6 +102,55 @@ def test_memory_stays_within_theorem_5(layers: int) -> None:
     most_inputs = max(len(op.inputs) for op in graph.ops)
     _, peak = seen_of(graph, Recursion.of(graph).sequence(1))
     assert peak <= (most_inputs + width + 1) * (ceil(log2(len(graph.ops))) + 2) + 1
+
+
+def k_tree(width: int, count: int, seed: int) -> tuple[Graph, TreeDecomposition]:
+    """Each vertex reads the `width` vertices of a clique of earlier ones; a bag is a vertex and what it reads."""
+    generator = random.Random(seed)
+    bags = [tuple(range(width + 1))]
+    edges: list[tuple[int, int]] = []
+    reads: list[tuple[int, ...]] = [tuple(range(vertex)) for vertex in range(width + 1)]
+    for vertex in range(width + 1, count):
+        host = len(bags) - 1 - generator.randrange(min(3, len(bags)))  # deep rather than wide
+        reads.append(tuple(sorted(generator.sample(bags[host], width))))
+        edges.append((host, len(bags)))
+        bags.append((*reads[-1], vertex))
+    ops = tuple(Op(str(vertex), 1.0, read, (vertex,)) for vertex, read in enumerate(reads))
+    graph = Graph(ops, tuple(Value(str(vertex), 1) for vertex in range(count)))
+    return graph, TreeDecomposition(tuple(map(frozenset, bags)), tuple(edges))
+
+
+@pytest.mark.parametrize("width", [1, 2, 3])
+def test_theorem_5_on_random_k_trees(width: int) -> None:
+    """Memory of (M_in + (k + 1) M_max) for each level, and at most (k + 2)^levels runs of any operator."""
+    for seed in range(5):
+        graph, decomposition = k_tree(width, 60, seed)
+        levels = ceil(log2(len(decomposition.bags))) + 1
+        sequence = Recursion.of(graph, decomposition).sequence(1)
+        _, peak = seen_of(graph, sequence)
+        assert peak <= (2 * width + 1) * levels + len(_operators_wanted(graph, _operators_read(graph)))
+        assert np.bincount(sequence).max() <= (width + 2) ** levels
+        assert len(sequence) > len(graph.ops)  # so that there is something to bound
+
+
+def test_one_k_without_pruning_is_the_papers_schedule() -> None:
+    graph = chain(layers=40)
+    recursion = Recursion.of(graph)
+    ops = recursion.sequence(3)
+    peak = simulate(graph, Schedule.from_ops(graph, ops)).peak_bytes
+    assert peak < peak_bytes(graph)
+    solution = solve(Problem(graph, peak), "twremat", k=3, pruned=False)
+    assert solution.schedule == Schedule.from_ops(graph, ops)
+    with pytest.raises(SolverError, match="k of at least 1"):
+        solve(Problem(graph, peak), "twremat", k=0)
+
+
+def test_an_expired_deadline_ends_planning() -> None:
+    graph = chain(layers=400)
+    with pytest.raises(OutOfTime):
+        Recursion.of(graph, deadline=Deadline(0.0))
+    solution = solve(Problem(graph, peak_bytes(graph) // 2), "twremat", time_limit=0.0)
+    assert solution.schedule is None
 
 
 def test_peaks_of_deep_networks_grow_far_more_slowly_than_depth() -> None:
