@@ -12,16 +12,19 @@ from __future__ import annotations
 import inspect
 import logging
 import threading
+import time
 import types
 import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from rematch.capture.memory import allocated_bytes
 from rematch.capture.record import record
@@ -49,7 +52,7 @@ log = logging.getLogger("rematch")
 _ASSUMED_LOSS = 2.0  # times what backward starts from, until the user's own loss is measured
 _MOST_PATHS = 4  # plans for one kind of call, before what its Python does counts as unpredictable
 _MOST_RETRACES = 2  # of one kind of call, before it counts as one that no guard can follow
-_HOST_SECONDS_PER_CALL = 10e-6  # of the tape, for each operator of forward: measured by benchmarks/tape.py
+_TAPE_HOST_COST = 1.5  # times what an empty dispatch mode costs an operator: what benchmarks/tape.py shows
 _HOST_SHARE = 0.05  # of a step that the tape may cost before replay is tried
 
 
@@ -250,7 +253,7 @@ class Runner:
             peak_bytes = simulate(graph, baseline(graph)).peak_bytes
             if peak_bytes <= self.planner.budget_bytes(graph, recorded.device):
                 return TAPE, ()
-            host_seconds = recorded.recording.forward_until * _HOST_SECONDS_PER_CALL
+            host_seconds = recorded.recording.forward_until * _TAPE_HOST_COST * dispatch_seconds()
             if host_seconds <= _HOST_SHARE * graph.baseline_seconds or self.planner.settings.device is not None:
                 return TAPE, ()
         return self._try_replay(recorded, args, kwargs, chosen=asked == REPLAY)
@@ -449,6 +452,30 @@ def _warn_of_bypass(name: str) -> None:
         "Apply rematch to the modules that are not compiled",
         stacklevel=2,
     )
+
+
+class _Empty(TorchDispatchMode):
+    """Sees every operator and does nothing about it."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+@cache
+def dispatch_seconds(calls: int = 200) -> float:
+    """What a dispatch mode costs this host for each operator."""
+    with _disable_current_modes(), torch.no_grad():
+        one = torch.ones(1)
+
+        def seconds() -> float:
+            started = time.perf_counter()
+            for _ in range(calls):
+                one.neg()
+            return (time.perf_counter() - started) / calls
+
+        plain = min(seconds() for _ in range(3))
+        with _Empty():
+            return max(0.0, min(seconds() for _ in range(3)) - plain)
 
 
 def _call(method: weakref.WeakMethod[Any], *args: Any) -> None:

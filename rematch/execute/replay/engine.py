@@ -151,6 +151,7 @@ class Replay:
         tangent_bytes = sum(leaf.nbytes for leaf in leaves.values() if leaf.grad is not None)
         unused = frozenset(place for place, leaf in leaves.items() if leaf.requires_grad and leaf.grad is None)
         cost = loss_cost(used.peak_bytes, end_bytes, tangent_bytes, seconds)
+        made.clear()  # Dynamo keeps the backend, and with it this list
         return replace(cost, unused=unused, tangents=tuple(layouts))
 
     def forget(self) -> None:
