@@ -34,6 +34,7 @@ class Example:
     step: a whole training step of the module, given its number, for those that do more than forward, loss and
         backward; it returns the tensors to compare. It also updates the parameters if `updates` is set.
     observe: what else of the module must be as in plain training, such as a counter.
+    makes_inputs: whether the step makes inputs of its own instead of using the sample.
     bounded: whether the budget covers the step at all; it does not where the user keeps graphs.
     """
 
@@ -44,6 +45,7 @@ class Example:
     step: Step | None = None
     updates: bool = False
     observe: Callable[[nn.Module], Any] = unobserved
+    makes_inputs: bool = False
     bounded: bool = True
 
 

@@ -206,7 +206,7 @@ def _trained(example: Example, module: nn.Module) -> Trained:
     peak_bytes = 0
     for number in range(STEPS):
         module.zero_grad(set_to_none=True)
-        held_bytes = _held_bytes(module, example.sample)
+        held_bytes = _held_bytes(module, () if example.makes_inputs else example.sample)
         with PeakMemory(torch.device("cpu")) as used:
             returned = step(module, number)
         peak_bytes = held_bytes + used.peak_bytes

@@ -124,7 +124,7 @@ def random_lengths() -> Example:
             values.append(value.detach())
         return torch.stack(values)
 
-    return Example(Stack(), features(256), mean_square, step=step)
+    return Example(Stack(), features(256), mean_square, step=step, makes_inputs=True)
 
 
 @family.model("smaller-last-batch")
@@ -136,7 +136,7 @@ def smaller_last_batch() -> Example:
         value.backward()
         return value
 
-    return Example(Stack(dropout=0.1), features(), mean_square, step=step)
+    return Example(Stack(dropout=0.1), features(), mean_square, step=step, makes_inputs=True)
 
 
 @family.model("gradient-accumulation")
@@ -151,7 +151,7 @@ def gradient_accumulation() -> Example:
             values.append(value.detach())
         return values
 
-    return Example(Stack(dropout=0.1), features(), mean_square, step=step)
+    return Example(Stack(dropout=0.1), features(), mean_square, step=step, makes_inputs=True)
 
 
 @family.model("evaluation-in-between")

@@ -25,6 +25,7 @@ from rematch.planning.planner import Planner
 from rematch.planning.settings import REPLAY
 from rematch.report.progress import measuring_progress
 
+_OF_THE_MODULE = ("parameters", "buffers")
 _ASSUMED_LOSS = 2.0  # times the differentiable outputs, until the loss is measured
 
 
@@ -71,8 +72,17 @@ class JointPlanner:
         retained_bytes = max(loss.retained_bytes, 4 * allocated_bytes(16, device))
         gradients = {p.grad.untyped_storage()._cdata: p.grad for p in self.module.parameters() if p.grad is not None}
         outside = self.state_bytes + sum(allocated_bytes(gradient.nbytes, device) for gradient in gradients.values())
+        outside += self._unused_bytes(captured, device)
         outside_bytes = self.planner.outside_bytes(captured.graph, device, outside)
         return with_outside(captured, replace(loss, retained_bytes=retained_bytes), outside_bytes)
+
+    def _unused_bytes(self, captured: Capture, device: torch.device) -> int:
+        """Parameters and buffers of the module that this call does not use, and which are there all the same."""
+        tensors = (*self.module.parameters(), *self.module.buffers())
+        storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in tensors if t.device == device}
+        own_bytes = sum(allocated_bytes(storage.nbytes(), device) for storage in storages.values())
+        values = captured.graph.values
+        return max(0, own_bytes - sum(value.size_bytes for value in values if value.role in _OF_THE_MODULE))
 
     def _loss_of(self, output_bytes: int) -> LossCost:
         """What the loss takes of outputs of this size, in proportion to those it was measured on."""

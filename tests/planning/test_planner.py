@@ -150,3 +150,21 @@ def test_a_module_whose_parameters_are_all_frozen_has_no_loss() -> None:
 
 def same_as_plain(module: nn.Module) -> bool:
     return torch.equal(module(batch()), type(module).forward(module, batch()))
+
+
+@pytest.mark.parametrize("engine", ["tape", "replay"])
+def test_parameters_that_a_call_does_not_use_are_part_of_its_peak(engine: str) -> None:
+    class Part(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused = nn.Linear(32, 32), nn.Linear(100, 100)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.used(x)
+            return out
+
+    x = torch.randn(64, 32)
+    whole = rematch.plan(Part(), x, budget="150%", engine=engine, progress=False)
+    alone = rematch.plan(nn.Linear(32, 32), x, budget="150%", engine=engine, progress=False)
+    more_bytes = whole.figures.baseline_peak_bytes - alone.figures.baseline_peak_bytes
+    assert more_bytes == 4 * (100 * 100 + 100)
