@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rematch import __version__
+from rematch.cache import cache_folder
 from rematch.errors import RematchError
 from rematch.units import format_bytes
 
@@ -86,10 +87,7 @@ def _memory() -> str:
 def _folders(say: Say) -> None:
     """Where measured costs and compiled code are kept."""
     say(f"compiled     {os.environ.get('NUMBA_CACHE_DIR') or 'beside the sources or in the cache folder of the user'}")
-    if find_spec("torch") is not None:
-        from rematch.capture.measure import cache_folder
-
-        say(f"costs        {cache_folder()}")
+    say(f"costs        {cache_folder()}")
 
 
 def _tried(say: Say, what: str, attempt: Callable[[], str]) -> bool:

@@ -14,19 +14,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from rematch.cache import RecordStore
 from rematch.capture.aten import clones_storage
 from rematch.capture.cost import Call, Cost, Profile, results_of
 from rematch.capture.estimate import node_of
 from rematch.capture.joint.traced import tensors_of
 from rematch.capture.memory import PeakMemory, allocated_bytes
 from rematch.capture.roofline import flops
-from rematch.errors import FormatError, RematchError
+from rematch.errors import RematchError
 
 _SECONDS_PER_CALL = 0.08  # of measuring; short operators are repeated as often as fits
 _MOST_RUNS = 30
@@ -41,15 +41,15 @@ class Measurer:
     def __init__(self, device: torch.device, on_call: Callable[[str], None] | None) -> None:
         self._device = device
         self._on_call = on_call
-        self._store = _Store(device)
+        name = f"costs-{_conditions(device)}.json"  # what holds under one condition says nothing about another
+        self._store = RecordStore(Profile, name, is_usable=lambda known: bool(known.results))
 
     def profile(self, call: Call) -> Profile:
-        known = self._store.profiles
+        known = self._store.records
         if call.key not in known:
             if self._on_call is not None:
                 self._on_call(str(call.target))
             known[call.key] = _measured(call, self._device)
-            self._store.changed = True
         return known[call.key]
 
     def save(self) -> None:
@@ -184,51 +184,6 @@ def _timed_on_cuda(run: Callable[[], Any]) -> float:
     end.record()
     end.synchronize()
     return start.elapsed_time(end) / 1000
-
-
-class _Store:
-    """Profiles on disk, one file for each device, torch version and setting that changes kernels."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.path = cache_folder() / f"costs-{_conditions(device)}.json"
-        self.profiles: dict[str, Profile] = self._load()
-        self.changed = False
-
-    def _load(self) -> dict[str, Profile]:
-        from rematch.files import read_json
-        from rematch.records import from_json
-
-        if not self.path.exists():
-            return {}
-        try:
-            data = read_json(self.path)
-            return {key: from_json(Profile, entry, key) for key, entry in data.items()}
-        except (FormatError, AttributeError):
-            return {}  # a damaged cache is measured anew and replaced
-
-    def save(self) -> None:
-        import json
-
-        from rematch.files import write_text
-        from rematch.records import to_json
-
-        if not self.changed:
-            return
-        merged = {**self._load(), **self.profiles}  # another process may have added to it meanwhile
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_text(self.path, json.dumps({key: to_json(found) for key, found in merged.items()}))
-        except (OSError, FormatError):
-            pass  # a home that cannot be written to costs time, not correctness
-
-
-def cache_folder() -> Path:
-    """Where measured costs are kept; the environment variable REMATCH_CACHE names another place."""
-    import os
-
-    from platformdirs import user_cache_path
-
-    return Path(os.environ["REMATCH_CACHE"]) if "REMATCH_CACHE" in os.environ else user_cache_path("rematch")
 
 
 def _conditions(device: torch.device) -> str:
