@@ -20,6 +20,9 @@ from rematch.solvers.default.epochs import first_moments
 _CLOSE = 0.005  # of the budget: the ranges are not halved further than this
 _MOMENTS = 8
 _MOVES = 2_000  # of local search between two looks at the clock
+_MOVES_OF_ONE_PASS = 60_000  # without a schedule, before stages get a second pass, whose moves are slower
+    60_000  # without a schedule, before stages get a second pass, whose moves take more than twice as long
+)
 
 
 @dataclass(frozen=True)
@@ -69,11 +72,13 @@ def _raise_impossible(graph: Graph, impossible: int, possible: int, deadline: De
 
 
 def _find(problem: Problem, start: Schedule, deadline: Deadline, seed: int) -> Schedule | None:
-    """A schedule within the budget by local search with one and with two passes through each stage, in turns."""
-    searches = [LocalSearch(problem, seed=seed, start=start, passes=passes) for passes in (1, 2)]
+    """A schedule within the budget by local search; after many moves, in turns with one of two passes a stage."""
+    searches = [LocalSearch(problem, seed=seed, start=start)]
     while not (deadline.expired or searches[0].finished):
         for search in searches:
             search.run(_MOVES)
             if search.best is not None:
                 return search.best
+        if len(searches) == 1 and searches[0].moves >= _MOVES_OF_ONE_PASS:
+            searches.append(LocalSearch(problem, seed=seed, start=start, passes=2))
     return None
