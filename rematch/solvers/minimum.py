@@ -21,8 +21,6 @@ _CLOSE = 0.005  # of the budget: the ranges are not halved further than this
 _MOMENTS = 8
 _MOVES = 2_000  # of local search between two looks at the clock
 _MOVES_OF_ONE_PASS = 60_000  # without a schedule, before stages get a second pass, whose moves are slower
-    60_000  # without a schedule, before stages get a second pass, whose moves take more than twice as long
-)
 
 
 @dataclass(frozen=True)
