@@ -17,16 +17,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import multiprocessing
 import os
 import re
-import subprocess
-import sys
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from datetime import date
 from importlib import metadata
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
@@ -42,18 +42,16 @@ LIBRARIES = ("torch", "transformers", "diffusers", "peft", "torch_geometric", "t
 
 def main() -> None:
     options = parsed()
-    if options.one:
-        report(options.one, options.limit, options.report)
-        return
     path = options.results / "zoo.json"
     results: dict[str, Any] = read_json(path) if path.exists() else {}
     chosen = [entry for entry in ENTRIES.values() if wanted(entry, options, results)]
     if options.list:
         print("\n".join(f"{entry.family:18} {entry.name}" for entry in chosen))
         return
+    processes = prepared_processes()
     try:
         with ThreadPoolExecutor(options.jobs) as pool:
-            for entry, result in pool.map(lambda entry: (entry, run(entry, options.limit, options.timeout)), chosen):
+            for entry, result in pool.map(lambda entry: (entry, run(entry, options, processes)), chosen):
                 results[entry.name] = result
                 write_text(path, json.dumps(dict(sorted(results.items())), indent=1) + "\n")
                 print(line(entry.name, result), flush=True)
@@ -73,8 +71,6 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--results", type=Path, default=HERE / "results", help="where zoo.json is")
     parser.add_argument("--page", type=Path, help="the page to write; default docs/models.md with the default results")
     parser.add_argument("--list", action="store_true", help="only say which models would run")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
-    parser.add_argument("--report", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.page is None and options.results == HERE / "results":
         options.page = HERE.parent / "docs" / "models.md"
@@ -90,23 +86,35 @@ def wanted(entry: Entry, options: argparse.Namespace, results: dict[str, Any]) -
     return options.again is not None and results[entry.name]["outcome"] in options.again
 
 
-def run(entry: Entry, limit: float, timeout: float) -> dict[str, Any]:
+def prepared_processes() -> ForkServerContext:
+    """Processes that begin with what every model needs already imported; one thread, no network, no warnings."""
+    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1", "PYTHONWARNINGS": "ignore"}
+    os.environ.update(one_thread | quiet)
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["zoo_models.judge", "rematch.execute.runner", "torch._dynamo", "transformers"])
+    return context
+
+
+def run(entry: Entry, options: argparse.Namespace, processes: ForkServerContext) -> dict[str, Any]:
     """Judge one model in a process of its own."""
     started = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.json"
-        command = [sys.executable, __file__, "--one", entry.name, "--limit", str(limit), "--report", str(report)]
+    receiver, sender = processes.Pipe(duplex=False)
+    process = processes.Process(target=report, args=(entry.name, options.limit, sender))
+    process.start()
+    sender.close()
+    if not receiver.poll(options.timeout):
+        process.kill()
+        verdict = Verdict(TIMED_OUT, f"not ready after {options.timeout:g} s")
+    else:
         try:
-            ended = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=timeout)
-        except subprocess.TimeoutExpired:
-            verdict = asdict(Verdict(TIMED_OUT, f"not ready after {timeout:g} s"))
-        else:
-            if report.exists():
-                verdict = read_json(report)
-            else:
-                last = (ended.stderr.strip().splitlines() or ["no message"])[-1]
-                verdict = asdict(Verdict(CRASHED, f"the process ended with {ended.returncode}: {last}"))
-    kept = {name: value for name, value in verdict.items() if value not in (None, "")}
+            verdict = receiver.recv()
+        except EOFError:
+            process.join()
+            verdict = Verdict(CRASHED, f"the process ended with {process.exitcode}")
+    process.join()
+    kept = {name: value for name, value in asdict(verdict).items() if value not in (None, "")}
     return {
         **kept,
         "seconds": round(time.perf_counter() - started, 1),
@@ -115,19 +123,15 @@ def run(entry: Entry, limit: float, timeout: float) -> dict[str, Any]:
     }
 
 
-def environment() -> dict[str, str]:
-    """One thread, no network, and nothing that a terminal would show."""
-    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1", "PYTHONWARNINGS": "ignore"}
-    return {**os.environ, **one_thread, **quiet}
-
-
-def report(name: str, limit: float, path: Path) -> None:
-    """What the process of one model does."""
+def report(name: str, limit: float, sender: Connection) -> None:
+    """What the process of one model does; what the model prints is lost."""
     import torch
 
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
     torch.set_num_threads(1)
-    write_text(path, json.dumps(asdict(judge(ENTRIES[name], time_limit=limit))))
+    sender.send(judge(ENTRIES[name], time_limit=limit))
 
 
 def versions() -> dict[str, str]:
