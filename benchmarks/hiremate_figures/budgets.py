@@ -15,7 +15,7 @@ from rematch.report.charts import Panel, draw_curves
 from .curves import GIB, OVERHEAD, PERCENT, caption, gib, overhead, percent, series, title
 from .graphs import spread_percents
 from .ledger import FigureSettings, Ledger, Method, Row
-from .methods import AUTO, HIREMATE, ROTOR, TWREMAT
+from .methods import AUTO, HILP, HIREMATE, ROTOR, TWREMAT
 
 if TYPE_CHECKING:
     from models import Case
@@ -35,7 +35,7 @@ ARCHITECTURES = {  # by the names of the tables
 
 def draw_architectures(settings: FigureSettings) -> list[Path]:
     graphs = {name: settings.library.graph(name) for name in ARCHITECTURES}
-    panels = _panels(settings, graphs, ARCHITECTURES, (ROTOR, TWREMAT, HIREMATE, AUTO), 5, percent)
+    panels = _panels(settings, graphs, ARCHITECTURES, (ROTOR, TWREMAT, HILP, HIREMATE, AUTO), 5, percent)
     path = settings.picture("figure5-budgets")
     draw_curves(panels, path, x=PERCENT, y=OVERHEAD, title=caption("Architectures", settings))
     return [path]
@@ -53,19 +53,19 @@ def draw_transformer_lengths(settings: FigureSettings) -> list[Path]:
 
 def draw_unet_batches(settings: FigureSettings) -> list[Path]:
     cases = {f"batch {batch}": _unet(batch, 256) for batch in (16, 32, 64)}
-    return _draw_sizes(settings, "figure13-unet-batches", "U-Net, 256 x 256", cases, HIREMATE)
+    return _draw_sizes(settings, "figure13-unet-batches", "U-Net, 256 x 256", cases)
 
 
 def draw_unet_resolutions(settings: FigureSettings) -> list[Path]:
     cases = {f"{side} x {side}": _unet(64, side) for side in (128, 256, 512)}
-    return _draw_sizes(settings, "figure14-unet-resolutions", "U-Net, batch 64", cases, HIREMATE)
+    return _draw_sizes(settings, "figure14-unet-resolutions", "U-Net, batch 64", cases)
 
 
 def draw_mixer(settings: FigureSettings) -> list[Path]:
     from models.cases import mixer
 
     cases = {"batch 64": mixer("mlp_mixer_b64", depth=12, width=512, patch=16, batch=64, resolution=256)}
-    return _draw_sizes(settings, "figure15-mixer", "MLP-Mixer, 256 x 256", cases, HIREMATE)
+    return _draw_sizes(settings, "figure15-mixer", "MLP-Mixer, 256 x 256", cases)
 
 
 def _transformer(batch: int, length: int) -> Case:
@@ -80,10 +80,10 @@ def _unet(batch: int, side: int) -> Case:
     return unet(f"unet_b{batch}_r{side}", features=32, levels=4, batch=batch, resolution=side)
 
 
-def _draw_sizes(settings: FigureSettings, name: str, text: str, cases: Mapping[str, Case], *more: Method) -> list[Path]:
+def _draw_sizes(settings: FigureSettings, name: str, text: str, cases: Mapping[str, Case]) -> list[Path]:
     graphs = {case.name: settings.library.graph_of(case) for case in cases.values()}
     labels = {case.name: label for label, case in cases.items()}
-    panels = _panels(settings, graphs, labels, (TWREMAT, *more, AUTO), 4, gib)
+    panels = _panels(settings, graphs, labels, (TWREMAT, HILP, HIREMATE, AUTO), 4, gib)
     path = settings.picture(name)
     draw_curves(panels, path, x=GIB, y=OVERHEAD, title=caption(text, settings))
     return [path]

@@ -8,7 +8,6 @@ A row that the file has for the same limit is not solved again, so that a run th
 from __future__ import annotations
 
 import json
-import math
 import os
 import platform
 from collections.abc import Iterable, Mapping
@@ -44,15 +43,11 @@ class FigureSettings:
 
 @dataclass(frozen=True)
 class Method:
-    """A solver with options, under the name that legends have for it.
-
-    `alone`: its first schedule counts, and only if none of the solvers that it falls back on found it.
-    """
+    """A solver with options, under the name that legends have for it."""
 
     label: str
     solver: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,10 +113,8 @@ def _solved(name: str, device: str, graph: Graph, percent: float, method: Method
     solver = make_solver(method.solver, **method.options)
     if not solver.applicable(problem):
         return Row(*facts, status="does not apply")
-    solution = solve(problem, solver, time_limit=limit, enough_seconds=math.inf if method.alone else None)
+    solution = solve(problem, solver, time_limit=limit)
     best = best_entry(solution)
-    if method.alone and best is not None and best.solver not in (solver.name, "noremat"):
-        return Row(*facts, status="nothing alone", solve_seconds=solution.solve_seconds)
     seen = None if solution.schedule is None else simulate(graph, solution.schedule)
 
     def extra_percent(seconds: float | None) -> float | None:

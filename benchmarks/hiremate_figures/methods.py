@@ -9,17 +9,18 @@ from typing import Any
 
 from .ledger import Method
 
-CHECKMATE = Method("checkmate", "checkmate")
+CHECKMATE = Method("Checkmate's program", "checkmate")
 MOCCASIN = Method("moccasin", "moccasin")
-ROTOR = Method("rotor", "rotor")
-TWREMAT = Method("twremat", "twremat")
-HIREMATE = Method("hiremate", "hiremate")
+ROTOR = Method("rotor on blocks (for Rockmate)", "rotor")
+TWREMAT = Method("TWRemat, pruned", "twremat")
 AUTO = Method("auto", "auto", {"gap": 0.0})
 
 
 def hilp(label: str, **options: Any) -> Method:
-    """The paper's H-ILP: the top level combined by the integer program, and no search after it."""
-    return Method(label, "hiremate", {"polish": False, "solvers_at": {1: ("hilp",)}, **options}, alone=True)
+    """H-ILP alone on every level of the hierarchy, and no search after it."""
+    return Method(label, "hiremate", {"solvers": ("hilp",), **options})
 
 
-HILP = hilp("H-ILP")
+HILP = hilp("H-ILP alone")
+# The paper's framework: H-ILP, RK-rotor and TWRemat; ours also has local search for parts, which this leaves out.
+HIREMATE = Method("HiRemate", "hiremate", {"solvers": ("hilp", "rotor", "twremat")})
