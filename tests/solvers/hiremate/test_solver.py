@@ -206,7 +206,7 @@ def test_a_partition_that_cannot_run_is_refused() -> None:
         solve(half(gpt(layers=2)), HiRemate(partitioner=Backwards(), **ALONE))
 
 
-@pytest.fixture(params=["threads", "dask"])
+@pytest.fixture(params=["threads", pytest.param("dask", marks=pytest.mark.slow)])
 def executor(request: pytest.FixtureRequest) -> Iterator[Executor]:
     """Executors that people have: of the standard library, and of a Dask cluster on this machine."""
     if request.param == "threads":
