@@ -1,10 +1,14 @@
-"""On a CUDA card: keep-everything against eager in kernels, time and memory, then 80, 50 and 30 % of the memory.
+"""On a CUDA card: step time against peak memory for eager, block checkpointing and rematch, model by model.
 
-    python benchmarks/gpu.py [--only REGEX] [--budgets 80,50,30] [--limit 15] [--rounds 20] [--results DIR]
+    python benchmarks/gpu.py [--only REGEX] [--points keep,block,block*1.5,60,50,least] [--limit 15] [--rounds 10]
 
-GPT-2 small (16 x 1024 tokens, bf16 autocast, dropout) and ResNet-50 (128 images, tf32). Steps of both kinds are taken
-in turns and medians compared. `--tiny` has small models, which also run without a card. Rows are kept as JSON as they
-come; the table comes last.
+Llama 1B (transformers, 8 x 2048 tokens, bf16), GPT-2 small (transformers, 16 x 1024 tokens, bf16 autocast, dropout),
+ViT-L/16 (torchvision, 64 images, bf16 autocast) and ResNet-50 (torchvision, 128 images, tf32). Peers are plain eager
+and `torch.utils.checkpoint` around every block. rematch runs with everything kept, at the peer's own peak ("block", or a
+multiple of it), at percentages of eager's peak and at the least budget that its refusal names. Steps of eager and of
+rematch are taken in turns, each waited for, and medians compared; `flowing` is the time of a step when ten are queued
+without waiting, as training does. Outputs are dropped before backward. Rows are kept as JSON as they come, and a run
+that was stopped goes on where it was; the chart and the table come last. `--tiny` has small models for any machine.
 """
 
 from __future__ import annotations
@@ -16,195 +20,299 @@ import platform
 import re
 import statistics
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from datetime import date
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from models import TINY, Case
-from models.cases import cross_entropy, labelled_sample, own_loss, residual_network, token_sample
-from models.images import bottleneck_body
-from models.tokens import GPT, FusedCausalAttention, hugging_face_gpt2
-from torch.utils import _pytree as pytree
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import rematch
 from rematch.files import write_text
+from rematch.report.charts import Panel, draw_curves
 from rematch.trial import Trial, alternate, same_outcome
-from rematch.units import extra_pct, format_bytes
+from rematch.units import extra_pct
 
-KEEP = "keep"  # everything: no recomputation, so that what differs from eager is our doing
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+_QUEUED = 10  # steps that are not waited for
 
 
-_GPT2_SMALL = {"vocabulary": 50257, "context": 1024, "width": 768, "heads": 12, "depth": 12, "dropout": 0.1}
+@dataclass(frozen=True)
+class Setting:
+    """A model as people train it; `blocks` are what block checkpointing goes around."""
 
-
-def gpt2_small() -> Case:
-    build = partial(GPT, **_GPT2_SMALL, attention=FusedCausalAttention, attention_dropout=0.1)
-    return Case("GPT-2 small, 16 x 1024, bf16", build, partial(token_sample, 50257, 16, 1024), cross_entropy)
-
-
-def hugging_face_small() -> Case:
-    """The same from transformers, which returns loss and logits, and masks attention otherwise when it is traced."""
-    sample = partial(labelled_sample, 50257, 16, 1024)
-    return Case("HF GPT-2 small, same, labels", partial(hugging_face_gpt2, **_GPT2_SMALL), sample, own_loss)
-
-
-def resnet50() -> Case:
-    name = "ResNet-50, 128, tf32"
-    return residual_network(name, bottleneck_body, (3, 4, 6, 3), 64, batch=128, resolution=224, classes=1000)
+    name: str
+    build: Callable[[], nn.Module]
+    sample: Callable[[], Any]
+    loss: Callable[[Any], torch.Tensor]
+    blocks: Callable[[nn.Module], list[nn.Module]]
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
 def bf16() -> AbstractContextManager[Any]:
     return torch.autocast(DEVICE.type, torch.bfloat16)
 
 
-Setting = tuple[Case, Callable[[], AbstractContextManager[Any]]]
+def tokens(vocabulary: int, *shape: int) -> dict[str, torch.Tensor]:
+    made = torch.randint(0, vocabulary, shape, device=DEVICE)
+    return {"input_ids": made, "labels": made}
 
 
-def settings(tiny: bool) -> list[Setting]:
+def llama(depth: int = 16, width: int = 2048, batch: int = 8, length: int = 2048) -> Setting:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=32000,
+        hidden_size=width,
+        intermediate_size=4 * width,
+        num_hidden_layers=depth,
+        num_attention_heads=width // 64,
+        num_key_value_heads=width // 256,
+        max_position_embeddings=length,
+        tie_word_embeddings=True,
+        use_cache=False,
+    )
+    return Setting(
+        f"Llama {depth} x {width}, {batch} x {length}, bf16",
+        lambda: LlamaForCausalLM(config).to(torch.bfloat16),
+        lambda: tokens(32000, batch, length),
+        lambda output: output.loss,
+        lambda model: list(model.model.layers),
+    )
+
+
+def gpt2(depth: int = 12, width: int = 768, batch: int = 16, length: int = 1024) -> Setting:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(n_layer=depth, n_embd=width, n_head=width // 64, n_positions=length, use_cache=False)
+    config.loss_type = "ForCausalLM"
+    return Setting(
+        f"GPT-2 {depth} x {width}, {batch} x {length}, bf16 autocast",
+        lambda: GPT2LMHeadModel(config),
+        lambda: tokens(50257, batch, length),
+        lambda output: output.loss,
+        lambda model: list(model.transformer.h),
+        bf16,
+    )
+
+
+def images(batch: int, size: int) -> torch.Tensor:
+    return torch.randn(batch, 3, size, size, device=DEVICE)
+
+
+def first_class(output: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(output.float(), torch.zeros(len(output), dtype=torch.long, device=DEVICE))
+
+
+def vit(batch: int = 64) -> Setting:
+    from torchvision.models import vit_l_16
+
+    blocks: Callable[[Any], list[nn.Module]] = lambda model: list(model.encoder.layers)  # noqa: E731
+    return Setting(f"ViT-L/16, {batch}, bf16 autocast", vit_l_16, lambda: images(batch, 224), first_class, blocks, bf16)
+
+
+def resnet(batch: int = 128) -> Setting:
+    from torchvision.models import resnet50
+
+    def blocks(model: Any) -> list[nn.Module]:
+        return [block for stage in (model.layer1, model.layer2, model.layer3, model.layer4) for block in stage]
+
+    return Setting(f"ResNet-50, {batch}, tf32", resnet50, lambda: images(batch, 224), first_class, blocks)
+
+
+def settings(tiny: bool) -> Iterator[Setting]:
     if tiny:
-        return [(TINY["hf_gpt2"], bf16), (TINY["resnet_bottleneck"], nullcontext)]
-    return [(gpt2_small(), bf16), (hugging_face_small(), bf16), (resnet50(), nullcontext)]
+        yield llama(2, 256, 2, 64)
+        yield gpt2(2, 128, 2, 64)
+        return
+    yield from (resnet(), vit(), gpt2(), llama())
 
 
-@dataclass(frozen=True)
-class Kernels:
-    """What one step runs on the card; copies and fills are no kernels."""
+@contextmanager
+def block_checkpoints(blocks: list[nn.Module]) -> Iterator[None]:
+    """Each block recomputes its inside in backward, as PyTorch's documentation has it."""
 
-    count: int
-    seconds: float
+    def around(forward: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+    for block in blocks:
+        block.__dict__["forward"] = around(block.forward)
+    try:
+        yield
+    finally:
+        for block in blocks:
+            del block.__dict__["forward"]
 
 
 @dataclass(frozen=True)
 class Row:
+    """One way to train one model. Times are milliseconds, memory is MiB."""
+
     model: str
-    budget: str  # KEEP or per cent of the peak without recomputation
+    method: str  # "eager", "block checkpoint" or "rematch"
+    point: str = ""  # where on rematch's curve
     failure: str | None = None
-    eager_seconds: float = 0.0
-    seconds: float = 0.0
-    eager_kernels: Kernels | None = None
-    kernels: Kernels | None = None
-    eager_peak_bytes: int = 0
-    peak_bytes: int = 0
-    budget_bytes: int = 0
-    predicted_peak_bytes: int = 0
-    predicted_percent: float | None = None
-    measured_percent: float | None = None
+    step_ms: float = 0.0
+    flowing_ms: float = 0.0
+    eager_ms: float = 0.0  # of the steps taken in turns with these
+    peak_mib: float = 0.0
+    budget_mib: float | None = None
+    predicted_mib: float | None = None
+    predicted_pct: float | None = None
+    bound_pct: float | None = None
+    measured_pct: float | None = None
+    engine: str = ""
     plan_seconds: float = 0.0
-    equal: bool = False  # loss and gradients of one step, to the bit
-    eager_repeats: bool = False  # whether eager equals itself, without which equality is luck
+    equal: bool | None = None  # loss and gradients of a step to the bit; None where eager does not repeat itself
 
 
-def kernels_of(trial: Trial, sample: Any) -> Kernels | None:
-    from torch.profiler import ProfilerActivity, profile
-
-    if DEVICE.type != "cuda":
-        return None
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
-        trial.step(sample)
-        torch.cuda.synchronize()
-    found = [
-        event
-        for event in profiler.events()
-        if event.device_type == torch.autograd.DeviceType.CUDA and not event.name.startswith(("Memcpy", "Memset"))
-    ]
-    return Kernels(len(found), sum(event.self_device_time_total for event in found) * 1e-6)
-
-
-def run(setting: Setting, budget: str, limit: float, rounds: int) -> Row:
-    case, context = setting
-    torch.manual_seed(0)
-    model = case.build().to(DEVICE)
-    sample = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(DEVICE), case.sample())
-    eager = Trial(model, case.loss, context)
-    how = {"solver": "noremat"} if budget == KEEP else {"time_limit": limit}
+def flowing_ms(trial: Trial, sample: Any) -> float:
+    """The time of a step among several that nobody waits for."""
     started = time.perf_counter()
-    with context():
-        wanted = "102%" if budget == KEEP else budget if budget.endswith("B") else f"{budget}%"
-        inside = rematch.remat(model, sample, budget=wanted, loss=case.loss, progress=False, **how)
-    plan_seconds = time.perf_counter() - started
-    ours = Trial(inside, case.loss, context)
-    eager_repeats, equal = same_outcome(eager, eager, sample), same_outcome(ours, eager, sample)
-    alternate([eager, ours], sample, rounds=3)
-    eager_seconds, seconds = map(statistics.median, alternate([eager, ours], sample, rounds))
-    figures = rematch.plans_of(inside)[-1].figures
+    for _ in range(_QUEUED):
+        trial.step(sample)
+    trial.timed_step(sample)
+    return (time.perf_counter() - started) / (_QUEUED + 1) * 1e3
+
+
+def measured(setting: Setting, method: str, trial: Trial, eager: Trial, sample: Any, rounds: int, **known: Any) -> Row:
+    alternate([eager, trial], sample, rounds=2)
+    eager_ms, step_ms = (statistics.median(taken) * 1e3 for taken in alternate([eager, trial], sample, rounds))
     return Row(
-        model=case.name,
-        budget=budget,
-        eager_seconds=eager_seconds,
-        seconds=seconds,
-        eager_kernels=kernels_of(eager, sample),
-        kernels=kernels_of(ours, sample),
-        eager_peak_bytes=eager.peak_bytes(sample),
-        peak_bytes=ours.peak_bytes(sample),
-        budget_bytes=figures.budget_bytes,
-        predicted_peak_bytes=figures.peak_bytes or 0,
-        predicted_percent=figures.overhead_pct,
-        measured_percent=extra_pct(seconds, eager_seconds),
-        plan_seconds=plan_seconds,
-        equal=equal,
-        eager_repeats=eager_repeats,
+        model=setting.name,
+        method=method,
+        step_ms=step_ms,
+        flowing_ms=flowing_ms(trial, sample),
+        eager_ms=eager_ms,
+        peak_mib=trial.peak_bytes(sample) / 2**20,
+        measured_pct=extra_pct(step_ms, eager_ms),
+        **known,
     )
 
 
-def run_or_say_why(setting: Setting, budget: str, limit: float, rounds: int) -> Row:
-    """A row at this budget, at the smallest that its refusal names, or why there is none."""
-    row, possible_bytes = _attempt(setting, budget, limit, rounds)
-    if possible_bytes is None:
-        return row
-    return _attempt(setting, f"{int(1.01 * possible_bytes)}B", limit, rounds)[0]
+def peers(setting: Setting, model: nn.Module, sample: Any, rounds: int) -> Iterator[Row]:
+    eager = Trial(model, setting.loss, setting.context)
+    yield measured(setting, "eager", eager, eager, sample, rounds)
+    with block_checkpoints(setting.blocks(model)):
+        checkpointed = Trial(model, setting.loss, setting.context)
+        yield measured(setting, "block checkpoint", checkpointed, checkpointed, sample, rounds)
 
 
-def _attempt(setting: Setting, budget: str, limit: float, rounds: int) -> tuple[Row, int | None]:
-    """A row, and a budget that would be feasible where this one is not. Afterwards nothing of it is in memory."""
-    try:
-        return run(setting, budget, limit, rounds), None
-    except rematch.BudgetInfeasible as error:
-        return Row(setting[0].name, budget, failure=str(error).splitlines()[0]), error.feasible_from_bytes
-    except Exception as error:
-        return Row(setting[0].name, budget, failure=f"{type(error).__name__}: {str(error).splitlines()[0]}"), None
-    finally:
-        torch._dynamo.reset()  # lets go of the models whose code it caches
+def budget_of(point: str, rows: list[Row]) -> int:
+    """Bytes of a point: of eager's peak, of the peer's, or "least"."""
+    peak = {row.method: row.peak_mib * 2**20 for row in rows}
+    if point == "keep":
+        return int(1.02 * peak["eager"])
+    if point == "least":
+        return int(0.02 * peak["eager"])
+    if point.startswith("block"):
+        return int(float(point.partition("*")[2] or 1) * peak["block checkpoint"])
+    return int(float(point) / 100 * peak["eager"])
+
+
+def ours(
+    setting: Setting, model: nn.Module, sample: Any, point: str, rows: list[Row], limit: float, rounds: int
+) -> Row:
+    eager = Trial(model, setting.loss, setting.context)
+    model.zero_grad(set_to_none=True)
+    budget = budget_of(point, rows)
+    started = time.perf_counter()
+    with setting.context():
+        try:
+            inside = rematch.remat(model, sample, budget=budget, loss=setting.loss, time_limit=limit, progress=False)
+        except rematch.BudgetInfeasible as refusal:
+            if refusal.feasible_from_bytes is None:
+                raise
+            budget = refusal.feasible_from_bytes
+            inside = rematch.remat(model, sample, budget=budget, loss=setting.loss, time_limit=limit, progress=False)
+    plan_seconds = time.perf_counter() - started
+    trial = Trial(inside, setting.loss, setting.context)
+    equal = same_outcome(trial, eager, sample) if same_outcome(eager, eager, sample) else None
+    plan = rematch.plans_of(inside)[-1]
+    figures = plan.figures
+    return measured(
+        setting,
+        "rematch",
+        trial,
+        eager,
+        sample,
+        rounds,
+        point=point,
+        budget_mib=budget / 2**20,
+        predicted_mib=(figures.peak_bytes or 0) / 2**20,
+        predicted_pct=figures.overhead_pct,
+        bound_pct=figures.lower_bound_pct,
+        engine=plan.engine if plan.recomputed else "plain",
+        plan_seconds=plan_seconds,
+        equal=equal,
+    )
+
+
+def run(setting: Setting, arguments: argparse.Namespace, rows: list[Row], keep: Callable[[], None]) -> None:
+    """Fill in the rows that this model has not yet."""
+    points = [p for p in arguments.points.split(",") if not any(r.model == setting.name and r.point == p for r in rows)]
+    known = [row for row in rows if row.model == setting.name]
+    if not points and known:
+        return
+    torch.manual_seed(0)
+    with torch.device(DEVICE):
+        model = setting.build().to(DEVICE).train()
+    sample = setting.sample()
+    if not known:
+        for row in peers(setting, model, sample, arguments.rounds):
+            rows.append(row)
+            keep()
+            print(line(row), flush=True)
+    for point in points:
+        known = [row for row in rows if row.model == setting.name]
+        try:
+            row = ours(setting, model, sample, point, known, arguments.limit, arguments.rounds)
+        except Exception as error:
+            row = Row(setting.name, "rematch", point, failure=f"{type(error).__name__}: {str(error).splitlines()[0]}")
+        rows.append(row)
+        keep()
+        print(line(row), flush=True)
+        torch._dynamo.reset()
         gc.collect()
         if DEVICE.type == "cuda":
             torch.cuda.empty_cache()
 
 
-HEADER = (
-    f"{'model':28} {'budget':>6} {'limit':>9} {'predicted':>9} {'peak':>9} {'eager':>9} {'predicted':>9} {'extra':>8} "
-    f"{'step':>9} {'eager':>9} {'kernels':>13} {'kernel time':>17} {'plan':>6} {'equal':>5}"
-)
-
-
 def line(row: Row) -> str:
     if row.failure is not None:
-        return f"{row.model:28} {row.budget:>6} {row.failure}"
+        return f"{row.model:40} {row.method} {row.point}: {row.failure}"
 
-    def percent(value: float | None, width: int) -> str:
-        return f"{'-':>{width}}" if value is None else f"{value:>+{width - 1}.2f}%"
+    def shown(value: float | None, form: str) -> str:
+        return "-" if value is None else format(value, form)
 
-    sizes = (row.budget_bytes, row.predicted_peak_bytes, row.peak_bytes, row.eager_peak_bytes)
-    counts, times = "-", "-"
-    if row.kernels is not None and row.eager_kernels is not None:
-        counts = f"{row.kernels.count} / {row.eager_kernels.count}"
-        times = f"{row.kernels.seconds * 1e3:.1f} / {row.eager_kernels.seconds * 1e3:.1f} ms"
-    equal = "yes" if row.equal else "no" if row.eager_repeats else "n/a"
-    budget = "least" if row.budget.endswith("B") else row.budget
+    equal = {True: "equal", False: "NOT EQUAL", None: ""}[row.equal]
     return (
-        f"{row.model:28} {budget:>6} {' '.join(f'{format_bytes(size):>9}' for size in sizes)} "
-        f"{percent(row.predicted_percent, 9)} {percent(row.measured_percent, 8)} {row.seconds * 1e3:>6.1f} ms "
-        f"{row.eager_seconds * 1e3:>6.1f} ms {counts:>13} {times:>17} {row.plan_seconds:>5.1f}s {equal:>5}"
+        f"{row.model:40} {row.method:16} {row.point:10} {row.step_ms:7.1f} ms (flowing {row.flowing_ms:7.1f}) @ "
+        f"{row.peak_mib:7.0f} MiB  budget {shown(row.budget_mib, '7.0f'):>7} "
+        f"predicted {shown(row.predicted_mib, '7.0f'):>7}  "
+        f"extra {shown(row.measured_pct, '+.1f'):>6} predicted {shown(row.predicted_pct, '+.1f'):>6} "
+        f"bound {shown(row.bound_pct, '+.1f'):>6} %  {row.engine} {row.plan_seconds:.1f} s {equal}"
     )
 
 
-def keep(rows: list[Row], arguments: argparse.Namespace) -> None:
-    """All rows so far as JSON, so that a run that is stopped loses nothing."""
-    kept = {
+def chart(rows: list[Row], path: Path) -> None:
+    panels = []
+    for model in dict.fromkeys(row.model for row in rows):
+        series: dict[str, list[tuple[float, float]]] = {}
+        for row in rows:
+            if row.model == model and row.failure is None:
+                series.setdefault(row.method, []).append((row.peak_mib / 1024, row.step_ms))
+        panels.append(Panel(model, series))
+    draw_curves(panels, path, x="peak, GiB (max_memory_allocated)", y="step, ms", columns=2)
+
+
+def conditions(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {
         "date": date.today().isoformat(),
         "device": torch.cuda.get_device_name() if DEVICE.type == "cuda" else platform.machine(),
         "versions": {
@@ -215,30 +323,38 @@ def keep(rows: list[Row], arguments: argparse.Namespace) -> None:
         },
         "limit_seconds": arguments.limit,
         "rounds": arguments.rounds,
-        "rows": [asdict(row) for row in rows],
     }
-    write_text(arguments.results / "gpu.json", json.dumps(kept, indent=1))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiny", action="store_true", help="small models, to try this script")
     parser.add_argument("--only", default="", help="regular expression on the model's name")
-    parser.add_argument("--budgets", default="80,50,30", help="per cent of the peak without recomputation")
+    parser.add_argument("--points", default="keep,block,block*1.5,60,50,least")
     parser.add_argument("--limit", type=float, default=15.0, help="seconds to solve for each budget")
-    parser.add_argument("--rounds", type=int, default=20, help="steps to time of each kind")
+    parser.add_argument("--rounds", type=int, default=10, help="steps to time of each kind")
+    parser.add_argument("--again", action="store_true", help="forget the rows there are")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args()
     arguments.results.mkdir(parents=True, exist_ok=True)
+    path = arguments.results / "gpu.json"
     torch.set_float32_matmul_precision("high")  # tf32 where nothing is cast
+    torch.backends.cudnn.allow_tf32 = True
     rows: list[Row] = []
+    if path.exists() and not arguments.again:
+        rows = [Row(**row) for row in json.loads(path.read_text(encoding="utf-8"))["rows"]]
+
+    def keep() -> None:
+        """All rows so far, so that a run that is stopped loses nothing."""
+        kept = {**conditions(arguments), "rows": [asdict(row) for row in rows]}
+        write_text(path, json.dumps(kept, indent=1))
+
     for setting in settings(arguments.tiny):
-        for budget in (KEEP, *arguments.budgets.split(",")):
-            if re.search(arguments.only, setting[0].name):
-                rows.append(run_or_say_why(setting, budget, arguments.limit, arguments.rounds))
-                print(f"{rows[-1].model} at {budget}: planned in {rows[-1].plan_seconds:.1f} s", flush=True)
-                keep(rows, arguments)
-    print("\n".join([HEADER, *map(line, rows)]))
+        if re.search(arguments.only, setting.name):
+            run(setting, arguments, rows, keep)
+            gc.collect()
+    chart(rows, arguments.results / "gpu.png")
+    print("\n".join(map(line, rows)))
 
 
 if __name__ == "__main__":
