@@ -368,6 +368,22 @@ def test_random_numbers_of_a_generator() -> None:
     assert same_bits(module.generator.get_state(), plain.generator.get_state())
 
 
+def test_writes_that_the_mode_does_not_see() -> None:
+    class Hidden(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.linear(x) + 1.0
+            with torch._C._DisableTorchDispatch():
+                y.mul_(0.5)
+            return (y.sin() + y).exp()
+
+    plain = Hidden()
+    assert_same_gradients(taped_copy(plain, ROWS), plain)
+
+
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 def test_tensors_without_a_storage_or_a_version() -> None:
     with torch.inference_mode():
