@@ -210,3 +210,10 @@ def test_a_backward_in_another_order_goes_on_by_demand(monkeypatch: pytest.Monke
     assert_same_gradients(module, plain)
     module = taped(copy.deepcopy(plain), least_memory(plan, order[: len(order) // 2]))
     assert_same_gradients(module, plain)
+
+
+def test_results_in_the_memory_of_an_argument_are_no_contents() -> None:
+    """The schema of `_unsafe_view` does not say that it is a view."""
+    observed = observe(nn.Linear(8, 8, bias=False), (torch.randn(2, 3, 8),), {})
+    assert aten._unsafe_view.default in observed.calls
+    assert [observed.calls[call] for call, _ in observed.droppable] == [aten.mm.default]
