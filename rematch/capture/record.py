@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils import _pytree as pytree
 
+from rematch.capture.as_eager import AsEager
 from rematch.capture.cost import Call, Profile
 from rematch.capture.recorder import CannotRecord, Recorded, Recorder
 from rematch.capture.recording import Recording
@@ -51,6 +52,7 @@ def record(
         stack.enter_context(stood_in_for(module, {identity: made for identity, (made, _) in stand_ins.items()}))
         given_args, given_kwargs = _inputs(recorder, args, kwargs)
         stack.enter_context(_paths_noted(module, recorder))
+        stack.enter_context(AsEager())
         stack.enter_context(recorder)
         hooks = torch.autograd.graph.saved_tensors_hooks(recorder.pack, recorder.unpack)
         with hooks:

@@ -222,7 +222,10 @@ class _Assembly:
                     self._hold_until(storage, self._after_next_operator(since))
             for saved in info.saved:
                 kept = saved.phase is not Phase.FORWARD or maker.once or saved.at > forward_until
-                if kept and saved.released is not None:
+                kept |= any(time < loss_at for time, _ in saved.unpacked)  # by a derivative that forward takes
+                if saved.released is not None and saved.released <= loss_at:  # with a graph that forward drops
+                    self._hold_until(storage, saved.released)
+                elif kept and saved.released is not None:
                     maker.once = True
                     self._hold_until(storage, saved.released)
 

@@ -16,9 +16,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import rematch
 from rematch.capture.aten import PASS_THROUGH
 from rematch.capture.measure import measuring
+from rematch.capture.memory import PeakMemory
 from rematch.capture.record import record
+from rematch.capture.recorded_graph import recorded_graph
 from rematch.capture.recorder import CannotRecord
 from rematch.capture.recording import Recording
+from rematch.graph import baseline, simulate
 
 Kernel = tuple[str, list[tuple[tuple[int, ...], tuple[int, ...]]]]
 
@@ -63,6 +66,17 @@ class Scores(nn.Module):
         return (y @ y.transpose(1, 2)).softmax(-1) @ y
 
 
+class Chosen(nn.Module):
+    """`one_hot` takes another way for tensors that have no data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return x * nn.functional.one_hot(self.router(x).argmax(-1), 3).sum(-1, keepdim=True) * self.router(x).sum()
+
+
 def of_recurrent(output: Any) -> torch.Tensor:
     return output[0].square().mean()
 
@@ -82,6 +96,7 @@ def recorded(module: nn.Module, args: tuple[Any, ...], loss: Callable[[Any], tor
         (nn.GRU(4, 6, batch_first=True), torch.randn(3, 5, 4), of_recurrent, nullcontext),  # transposes in place
         (SpatialTransformer(), torch.randn(2, 3, 2, 2), mean_square, nullcontext),  # adds dimensions in place
         (Scores(), torch.randn(2, 5, 8), mean_square, autocast),  # backward runs without autocast
+        (Chosen(), torch.randn(5, 8), mean_square, nullcontext),
     ],
 )
 def test_a_recording_is_what_eager_runs(module: nn.Module, sample: torch.Tensor, loss: Any, context: Any) -> None:
@@ -145,7 +160,7 @@ def test_casts_of_weights_live_until_autocast_is_left() -> None:
     assert len(casts) == 2
     for cast in casts:
         (storage,) = cast.makes
-        assert found.storages[storage].held[0][1] == found.loss_at
+        assert found.storages[storage].held[0].until == found.loss_at
 
 
 def test_what_cannot_be_recorded_trains_all_the_same() -> None:
@@ -158,3 +173,37 @@ def test_what_cannot_be_recorded_trains_all_the_same() -> None:
         mean_square(module(ids)).backward()
         gradients.append([p.grad.to_dense() for p in module.parameters() if p.grad is not None])
     assert len(gradients[0]) == 3 and all(map(torch.equal, *gradients))
+
+
+class Critic(nn.Module):
+    """A derivative inside forward, and a graph that forward drops before it ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.score = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
+        self.maker = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 16), nn.Tanh())
+
+    def forward(self, x: torch.Tensor) -> Any:
+        fake = self.maker(x)
+        point = fake.detach().requires_grad_()
+        score = self.score(point)
+        (slope,) = torch.autograd.grad(score.sum(), point, create_graph=True)
+        return score.mean() + slope.square().mean()
+
+
+def test_the_graph_of_a_recording_has_the_peak_of_eager() -> None:
+    module, x = Critic(), torch.randn(256, 16)
+    made = recorded_graph(recorded(module, (x,), lambda output: output))
+    held_bytes = x.nbytes + sum(parameter.nbytes for parameter in module.parameters())
+    for _ in range(2):
+        module.zero_grad(set_to_none=True)
+        with PeakMemory(torch.device("cpu")) as used:
+            module(x).backward()
+    assert simulate(made.graph, baseline(made.graph)).peak_bytes == held_bytes + used.peak_bytes
+
+
+def test_what_forward_differentiates_by_is_not_run_again() -> None:
+    made = recorded_graph(recorded(Critic(), (torch.randn(8, 16),), lambda output: output))
+    tanhs = [op for op in made.graph.ops if op.name.startswith("tanh_") and "backward" not in op.name]
+    again = [not op.once for op in tanhs]
+    assert len(again) == 4 and again[0] and not any(again[2:]), "those of the score, which is differentiated by"
