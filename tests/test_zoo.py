@@ -48,10 +48,10 @@ def entry(build: Any = layers, needs: tuple[str, ...] = ()) -> Entry:
 
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """`planned(wrap, budget_bytes)` makes `remat` return `wrap(module, budget)`, with a plan for `budget_bytes`."""
+    """`planned(wrap, whole_bytes)` makes `remat` return `wrap(module, budget)`, with a plan of that peak in eager."""
 
-    def install(wrap: Any, budget_bytes: int = 10**9) -> None:
-        figures = SimpleNamespace(budget_bytes=budget_bytes, peak_bytes=1, overhead_pct=0.0)
+    def install(wrap: Any, whole_bytes: int = 10**9) -> None:
+        figures = SimpleNamespace(baseline_peak_bytes=whole_bytes, peak_bytes=1, overhead_pct=0.0)
         plan = SimpleNamespace(figures=figures, graph_ops=1)
         monkeypatch.setattr(rematch, "remat", lambda module, sample, *, budget, **_: wrap(module, budget))
         monkeypatch.setattr(rematch, "plans_of", lambda module: (plan,))
@@ -85,7 +85,7 @@ def test_planning_that_draws_is_other_bits(planned: Any) -> None:
 
 
 def test_a_peak_above_the_budget(planned: Any) -> None:
-    planned(lambda module, budget: module, budget_bytes=100)
+    planned(lambda module, budget: module, whole_bytes=100)
     assert verdict().outcome == OVER_BUDGET
 
 
@@ -95,11 +95,13 @@ def test_the_named_minimum_is_tried_last(planned: Any) -> None:
     def refuse_percentages(module: nn.Module, budget: Any) -> nn.Module:
         asked.append(budget)
         if isinstance(budget, str):
-            raise rematch.BudgetInfeasible("too small", feasible_from_bytes=1234)
+            raise rematch.BudgetInfeasible("too small", feasible_from_bytes=12345)
         return module
 
     planned(refuse_percentages)
-    assert verdict().budget == NAMED_MINIMUM and asked == ["60%", "80%", 1234]
+    found = verdict()
+    assert (found.outcome, found.budget, found.budget_bytes) == (EQUAL, NAMED_MINIMUM, 12345)
+    assert asked == ["60%", "80%", 12345]
 
 
 @pytest.mark.parametrize(("error", "outcome"), [(rematch.CaptureError("no"), REFUSED), (KeyError("no"), RAW_EXCEPTION)])

@@ -25,6 +25,7 @@ from torch.utils import _pytree as pytree
 import rematch
 from rematch.api import as_arguments
 from rematch.capture.memory import PeakMemory
+from rematch.planning.budget import parse_budget
 from rematch.trial import same_bits
 
 from .base import Entry, Example
@@ -99,7 +100,7 @@ def judge(entry: Entry, *, time_limit: float) -> Verdict:
         return Verdict(EAGER_REFUSES, _told(error))
     found: dict[str, Any] = {"plain_peak_bytes": plain.peak_bytes}
     try:
-        example, module = _planned(entry, time_limit, found)
+        example, module, budget = _planned(entry, time_limit, found)
         ours = _trained(example, module)
     except rematch.RematchError as error:
         return Verdict(REFUSED, _told(error), **found)
@@ -107,10 +108,9 @@ def judge(entry: Entry, *, time_limit: float) -> Verdict:
         return Verdict(OTHER_BITS, str(error), **found)
     except Exception as error:
         return Verdict(RAW_EXCEPTION, _told(error), **found)
-    found |= {"peak_bytes": ours.peak_bytes, **_plan_figures(module)}
-    if "budget_bytes" not in found:  # nothing was planned, but the budget is to be kept all the same
-        found["budget_bytes"] = int(plain.peak_bytes * float(found["budget"].removesuffix("%")) / 100)
-    outcome, reason = _compared(example, plain, again, ours, found["budget_bytes"])
+    budget_bytes = _asked_bytes(module, budget, plain.peak_bytes)
+    found |= {"peak_bytes": ours.peak_bytes, "budget_bytes": budget_bytes, **_plan_figures(module)}
+    outcome, reason = _compared(example, plain, again, ours, budget_bytes)
     if outcome == EQUAL:
         found["time_ratio"] = _time_ratio(_built(entry), example, module)
     return Verdict(outcome, reason, **found)
@@ -137,8 +137,8 @@ def _built(entry: Entry) -> Example:
     return entry.build()
 
 
-def _planned(entry: Entry, time_limit: float, found: dict[str, Any]) -> tuple[Example, nn.Module]:
-    """The module inside the first budget that can be kept; `found` says which, and how long planning took."""
+def _planned(entry: Entry, time_limit: float, found: dict[str, Any]) -> tuple[Example, nn.Module, str | int]:
+    """The module inside the first budget that can be kept, and that; `found` also says how long planning took."""
     started = time.perf_counter()
     budgets: list[str | int] = [*BUDGETS]
     while True:
@@ -167,7 +167,13 @@ def _planned(entry: Entry, time_limit: float, found: dict[str, Any]) -> tuple[Ex
             found["planning_seconds"] = round(time.perf_counter() - started, 2)
         if not _same(before, _random_states()):
             raise OtherRandomState("planning draws random numbers")
-        return example, module
+        return example, module, budget
+
+
+def _asked_bytes(module: nn.Module, budget: str | int, plain_peak_bytes: int) -> int:
+    """The budget as the user gave it: plans keep a little of it back. Without a plan, of plain training's peak."""
+    plans = rematch.plans_of(module)
+    return parse_budget(budget, plans[0].figures.baseline_peak_bytes if plans else plain_peak_bytes)
 
 
 def _plan_figures(module: nn.Module) -> dict[str, Any]:
@@ -177,7 +183,6 @@ def _plan_figures(module: nn.Module) -> dict[str, Any]:
     figures = plans[0].figures
     return {
         "engine": str(getattr(plans[-1], "engine", "replay")),
-        "budget_bytes": figures.budget_bytes,
         "predicted_peak_bytes": figures.peak_bytes,
         "predicted_ratio": None if figures.overhead_pct is None else round(1 + figures.overhead_pct / 100, 4),
         "operators": plans[0].graph_ops,
