@@ -4,8 +4,8 @@
 
 Llama 1B (transformers, 8 x 2048 tokens, bf16), GPT-2 small (transformers, 16 x 1024 tokens, bf16 autocast, dropout),
 ViT-L/16 (torchvision, 64 images, bf16 autocast) and ResNet-50 (torchvision, 128 images, tf32). Peers are plain eager
-and `torch.utils.checkpoint` around every block. rematch runs with everything kept, at the peer's own peak ("block", or a
-multiple of it), at percentages of eager's peak and at the least budget that its refusal names. Steps of eager and of
+and `torch.utils.checkpoint` around every block. rematch runs with everything kept, at the peer's own peak ("block", or
+a multiple of it), at percentages of eager's peak and at the least budget that its refusal names. Steps of eager and of
 rematch are taken in turns, each waited for, and medians compared; `flowing` is the time of a step when ten are queued
 without waiting, as training does. Outputs are dropped before backward. Rows are kept as JSON as they come, and a run
 that was stopped goes on where it was; the chart and the table come last. `--tiny` has small models for any machine.

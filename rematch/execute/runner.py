@@ -52,7 +52,7 @@ log = logging.getLogger("rematch")
 _ASSUMED_LOSS = 2.0  # times what backward starts from, until the user's own loss is measured
 _MOST_PATHS = 4  # plans for one kind of call, before what its Python does counts as unpredictable
 _MOST_RETRACES = 2  # of one kind of call, before it counts as one that no guard can follow
-_TAPE_HOST_COST = 1.5  # times what an empty dispatch mode costs an operator: what benchmarks/tape.py shows
+_TAPE_HOST_COST = 3.0  # times what an empty dispatch mode costs an operator: what benchmarks/tape.py shows
 _HOST_SHARE = 0.05  # of a step that the tape may cost before replay is tried
 
 
