@@ -91,6 +91,11 @@ def plan(
     settings = replace(settings, accumulate=accumulate)
     runner = runner_of(_wrap(model, _required_sample(sample), settings, loss=loss, optimizer=optimizer))
     assert runner is not None
+    if not runner.planner.plans:
+        raise CaptureError(
+            f"there is nothing to plan: nothing that {type(model).__name__} returns for this sample needs gradients, "
+            "or what it returns depends on data that a recording does not have"
+        )
     return runner.planner.plans[-1]
 
 

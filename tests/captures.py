@@ -16,6 +16,9 @@ from torch import nn
 import rematch
 from rematch.api import as_arguments
 from rematch.capture.joint.read import Capture
+from rematch.capture.measure import measuring
+from rematch.capture.record import record
+from rematch.capture.recording import Recording
 from rematch.execute.module import twin_of
 from rematch.execute.replay.engine import Replay
 from rematch.graph import Graph, Op, Phase, Schedule
@@ -46,6 +49,13 @@ def capture_of(module: nn.Module, sample: Any, **settings: Any) -> Capture:
     args, kwargs = as_arguments(sample)
     Replay(twin, twin.forward, keeper).prepare(args, kwargs, referee=lambda joint: None)
     return keeper.captures[-1]
+
+
+def recording_of(module: nn.Module, sample: Any, loss: Any = None, **options: Any) -> Recording:
+    """What eager runs in a training step of `module` with `sample`."""
+    args, kwargs = as_arguments(sample)
+    with measuring(torch.device("cpu")) as measurer:
+        return record(module, module.forward, args, kwargs, loss=loss, profile=measurer.profile, **options)
 
 
 @contextmanager

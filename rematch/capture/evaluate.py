@@ -12,6 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from rematch.capture.aten import without_running_statistics
 from rematch.capture.recording import RecordedCall, TensorRef
 
 
@@ -91,7 +92,8 @@ class Evaluator:
                 return self._show(TensorRef(ref.storage, ref.version + 1, ref.tensor))
             return self._show(ref)
 
-        args, kwargs = pytree.tree_map_only(TensorRef, show, (call.args, call.kwargs))
+        given = without_running_statistics(call.target, call.args) or call.args  # the user's must not be updated
+        args, kwargs = pytree.tree_map_only(TensorRef, show, (given, call.kwargs))
         returned = call.target(*args, **kwargs)
         flat = returned if isinstance(returned, (tuple, list)) else (returned,)
         for made, leaf in zip(call.outputs, flat, strict=True):

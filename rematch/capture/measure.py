@@ -13,7 +13,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -49,7 +49,8 @@ class Measurer:
         if call.key not in known:
             if self._on_call is not None:
                 self._on_call(str(call.target))
-            known[call.key] = _measured(call, self._device)
+            with _random_state_kept(self._device):
+                known[call.key] = _measured(call, self._device)
         return known[call.key]
 
     def save(self) -> None:
@@ -70,9 +71,12 @@ def measuring(device: torch.device, on_call: Callable[[str], None] | None = None
 @contextmanager
 def _untouched(device: torch.device) -> Iterator[None]:
     """No tracing modes inside, and the random state afterwards as before."""
-    devices = [device] if device.type == "cuda" else []
-    with _disable_current_modes(), torch.random.fork_rng(devices):
+    with _disable_current_modes(), _random_state_kept(device):
         yield
+
+
+def _random_state_kept(device: torch.device) -> AbstractContextManager[None]:
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
 def _measured(call: Call, device: torch.device) -> Profile:

@@ -19,6 +19,7 @@ from rematch.capture.cost import Call, Profile
 from rematch.capture.recorder import CannotRecord, Recorded, Recorder
 from rematch.capture.recording import Recording
 from rematch.capture.stand_ins import random_states_kept, stood_in_for
+from rematch.capture.structures import tensors_in
 from rematch.errors import CaptureError
 from rematch.graph import Phase
 
@@ -61,7 +62,7 @@ def record(
             forward_until = len(recorder.calls)
             recorder.phase = Phase.LOSS
             recorder.path.clear()
-            leaves = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Recorded)]
+            leaves = [leaf for leaf in tensors_in(outputs) if isinstance(leaf, Recorded)]
             differentiable = [leaf for leaf in leaves if leaf.requires_grad]
             output_storages = tuple(dict.fromkeys(leaf.hold.storage for leaf in leaves))
             roots = _roots(outputs, differentiable, loss)

@@ -49,7 +49,7 @@ class RecordedGraph:
     def device(self) -> torch.device:
         """Where the step runs: CUDA, if any of its memory is there."""
         devices = [storage.device for storage in self.recording.storages]
-        return next((device for device in devices if device.type == "cuda"), devices[0])
+        return next((device for device in devices if device.type == "cuda"), torch.device("cpu"))
 
     @property
     def root_bytes(self) -> int:

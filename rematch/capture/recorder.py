@@ -99,29 +99,31 @@ class Recorded(torch.Tensor):
             raise CannotRecord(f"{func} was called on a tensor of a recording that has ended")
         return recorder.__torch_dispatch__(func, types, args, kwargs)
 
-    def _real(self) -> torch.Tensor:
+    def _read(self, by: Callable[[torch.Tensor], Any]) -> Any:
+        """What `by` finds in the real data; what it runs for that is no part of the recording."""
         recorder = self.recorder()
         if recorder is None:
             raise CannotRecord("a value of a recording was asked for after it had ended")
-        return recorder.read(self)
+        with _disable_current_modes():
+            return by(recorder.read(self))
 
     def data_ptr(self) -> int:
         raise CannotRecord("forward asks for the address of a tensor (data_ptr)")
 
     def numpy(self, *, force: bool = False) -> Any:
-        return self._real().numpy(force=force)
+        return self._read(lambda real: real.numpy(force=force))
 
     def __array__(self, dtype: Any = None) -> Any:
-        return self._real().__array__(dtype)
+        return self._read(lambda real: real.__array__(dtype))
 
     def tolist(self) -> Any:
-        return self._real().tolist()
+        return self._read(torch.Tensor.tolist)
 
     def __repr__(self, *, tensor_contents: Any = None) -> Any:  # type: ignore[override]
-        return repr(self._real())
+        return self._read(repr)
 
     def __format__(self, spec: str) -> str:
-        return format(self._real(), spec)
+        return self._read(lambda real: format(real, spec))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise CannotRecord("forward pickles or copies a tensor")

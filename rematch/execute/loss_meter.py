@@ -5,11 +5,13 @@
 On CUDA the allocator's running maximum is read and never reset, for it is the user's. It tells only maxima above all
 earlier ones, which are those that matter. On CPU the profiler records allocations, unless someone else is profiling.
 Autograd's engine puts back the thread's state when it returns, a profiler that backward has ended included, so the one
-backward that is measured is followed outside and the profiler ended there once more.
+backward that is measured is followed outside and the profiler ended there once more. The profiler sees one thread only:
+a backward in another thread is not measured, and the profiler ends when its own thread next calls a module of ours.
 """
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import Any
 
@@ -19,6 +21,7 @@ from rematch.capture.memory import PeakMemory
 
 _TRIES = 3
 _autograd: Any = torch.autograd
+_starting = threading.Lock()
 
 
 def give_up_measuring() -> None:
@@ -28,7 +31,7 @@ def give_up_measuring() -> None:
 
 
 class LossMeter:
-    """One for each compiled graph; `waiting` until it has measured once or given up."""
+    """One for each kind of call; `waiting` until it has measured once or given up."""
 
     recording: LossMeter | None = None  # the one that the profiler works for
 
@@ -38,6 +41,7 @@ class LossMeter:
         self.running = False
         self._tries = 0
         self._memory: PeakMemory | None = None
+        self._thread: threading.Thread | None = None  # that the profiler watches
         self._engine: Any = None  # autograd's, while ours stands in for it
         self._allocated = 0
         self._highest = 0
@@ -52,16 +56,23 @@ class LossMeter:
         if self.device.type == "cuda":
             self._allocated = torch.cuda.memory_allocated(self.device)
             self._highest = torch.cuda.max_memory_allocated(self.device)
-        elif _autograd._profiler_enabled():
-            return
+            self.running = True
         else:
+            self._start_profiler()
+
+    def _start_profiler(self) -> None:
+        """Unless someone profiles, or another measurement is under way."""
+        with _starting:
+            if LossMeter.recording is not None or _autograd._profiler_enabled():
+                return
             self._memory = PeakMemory(self.device)
             self._memory.start()
+            self._thread = threading.current_thread()
             self._engine = _autograd._engine_run_backward
             _autograd._engine_run_backward = self._run_backward
             LossMeter.recording = self
-            weakref.finalize(self, self._memory.stop)  # also when the program ends before any backward
-        self.running = True
+            weakref.finalize(self, _stop_in, self._thread, self._memory)  # also when the program ends before
+            self.running = True
 
     def backward_starts(self) -> tuple[int, int] | None:
         """The most bytes at once since `forward_ended`, and those still there; None if that is not known."""
@@ -70,23 +81,37 @@ class LossMeter:
             highest = torch.cuda.max_memory_allocated(self.device)
             now = torch.cuda.memory_allocated(self.device)
             measured = (max(highest if highest > self._highest else 0, now) - self._allocated, now - self._allocated)
-        elif self._memory is not None:
+        elif self._memory is not None and self._thread is threading.current_thread():
             self._memory.stop()
             measured = (self._memory.peak_bytes, self._memory.end_bytes)
         self.waiting = self.running = False
         return measured
 
     def _run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        memory, here = self._memory, self._thread is threading.current_thread()
         try:
             return self._engine(*args, **kwargs)
         finally:
             self._stop()
+            if memory is not None and here:  # a backward inside this one may have come first
+                memory.stop_after_backward()
 
     def _stop(self) -> None:
-        if self._memory is not None:
+        """End the profiler, if this is its thread or its thread has ended; else only what all threads see."""
+        self.running = False
+        if self._memory is None or self._thread is None:
+            return
+        if _autograd._engine_run_backward == self._run_backward:
             _autograd._engine_run_backward = self._engine
+        here = self._thread is threading.current_thread()
+        if here:
             self._memory.stop()
             self._memory.stop_after_backward()
+        if here or not self._thread.is_alive():
             self._memory = None
             LossMeter.recording = None
-        self.running = False
+
+
+def _stop_in(thread: threading.Thread, memory: PeakMemory) -> None:
+    if thread is threading.current_thread():
+        memory.stop()

@@ -10,6 +10,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -86,26 +87,42 @@ def _temporary_peak(recorder: Recorder, kept: set[int], sizes: list[int]) -> int
 
 
 class StepWatch:
-    """Tells when an optimizer of some parameters holds more state than before, in any process-wide `step()`."""
+    """Tells when an optimizer of some parameters holds more state than before, in any process-wide `step()`.
+
+    Both arguments are methods of one object, which holds this and is not held by it.
+    """
 
     def __init__(self, owns: Callable[[torch.Tensor], bool], changed: Callable[[int], None]) -> None:
-        self._owns = owns
+        self._owns = weakref.WeakMethod(owns)
         self._changed = weakref.WeakMethod(changed)
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._known_bytes = 0
-        self._hook = register_optimizer_step_post_hook(self._stepped)
+        _WATCHES.add(self)
+        _watch_steps()
 
-    def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
-        changed = self._changed()
-        if changed is None:
-            self._hook.remove()
+    def stepped(self, optimizer: Optimizer) -> None:
+        """Look at an optimizer that has just made a step."""
+        owns, changed = self._owns(), self._changed()
+        if owns is None or changed is None or optimizer in self._optimizers:
             return
-        if optimizer in self._optimizers or not any(
-            self._owns(parameter) for group in optimizer.param_groups for parameter in group["params"][:1]
-        ):
+        if not any(owns(parameter) for group in optimizer.param_groups for parameter in group["params"][:1]):
             return
         self._optimizers.add(optimizer)
         held_bytes = state_bytes(self._optimizers)
         if held_bytes > self._known_bytes:
             self._known_bytes = held_bytes
             changed(held_bytes)
+
+
+_WATCHES: weakref.WeakSet[StepWatch] = weakref.WeakSet()
+
+
+@cache
+def _watch_steps() -> None:
+    """One hook for all, for good: torch goes over its hooks while they run, so none may be removed then."""
+    register_optimizer_step_post_hook(_stepped)
+
+
+def _stepped(optimizer: Optimizer, *_: Any) -> None:
+    for watch in list(_WATCHES):
+        watch.stepped(optimizer)

@@ -24,17 +24,22 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+)
 
 from rematch.capture.memory import allocated_bytes
 from rematch.capture.record import record
 from rematch.capture.recorded_graph import RecordedGraph, recorded_graph, with_outside
-from rematch.capture.recorder import CannotRecord
+from rematch.capture.recorder import CannotRecord, Recorder
+from rematch.capture.structures import tensors_in
 from rematch.errors import BudgetInfeasible, CaptureError
 from rematch.execute.loss_meter import LossMeter, give_up_measuring
 from rematch.execute.optimizers import StepWatch, forecast
 from rematch.execute.referee import differences
-from rematch.execute.replay.engine import Replay, Retraced, loss_cost
+from rematch.execute.replay.engine import Replay, Retraced, is_tracing, loss_cost
 from rematch.execute.tape import Budget, Parting, TapePlan, run
 from rematch.execute.tape.from_schedule import tape_plan
 from rematch.graph import baseline, simulate
@@ -63,10 +68,12 @@ class Route:
     plan: Plan | None  # None where the path could not be foreseen
     recorded: RecordedGraph | None = None
     tape: TapePlan | None = None  # for the tape engine
-    watched: bool = False  # its first step has been
+    watched: bool = False  # its first backward has been
+    meter: LossMeter | None = None  # of the user's loss, until it is measured
     paths: int = 1  # that were planned for this kind of call
     retraces: int = 0  # of the replay engine, because a guard failed
     stale: bool = False  # plan again at the next call
+    plain: bool = False  # nothing that forward returns needs gradients
 
     @property
     def replays(self) -> bool:
@@ -74,7 +81,7 @@ class Route:
 
     @property
     def keeps_everything(self) -> bool:
-        return self.plan is not None and not self.plan.recomputed
+        return self.plain or (self.plan is not None and not self.plan.recomputed)
 
 
 _NOT_DATA = ("_routes", "_replay", "_unreplayable", "_watch", "_lock")
@@ -91,6 +98,7 @@ class Runner:
         self.holds_outputs = False
         self.loss_ratios: tuple[float, float] | None = None  # workspace and retained bytes, per byte of the roots
         self.state_bytes = 0  # of optimizers
+        self.warned = False  # that a call does not fit the budget
         self._reset()
 
     def _reset(self) -> None:
@@ -126,7 +134,12 @@ class Runner:
                 return self.inner(*args, **kwargs)
             # Not `self.plain`: Dynamo does not trace a method that is bound while it looks on.
             return type(self.module).forward(self.module, *args, **kwargs)
-        if not torch.is_grad_enabled() or torch._C._functorch.peek_interpreter_stack() is not None:
+        give_up_measuring()  # a forward of ours is no part of a loss
+        if (
+            not torch.is_grad_enabled()
+            or torch._C._functorch.peek_interpreter_stack() is not None
+            or any(isinstance(mode, Recorder) for mode in _get_current_dispatch_mode_stack())  # of a module around us
+        ):
             return self.plain(*args, **kwargs)
         key = self._kind(args, kwargs)
         route = self._routes.get(key)
@@ -216,6 +229,8 @@ class Runner:
             return route
 
     def _planned(self, key: Any, recorded: RecordedGraph, args: Any, kwargs: Any) -> Route:
+        if not recorded.recording.roots:
+            return Route(None, recorded, plain=True)
         engine, notes = self._engine(key, recorded, args, kwargs)
         notes = (*recorded.notes, *notes)
         if engine == REPLAY:
@@ -231,12 +246,18 @@ class Runner:
                 recorded.device, self.planner.settings.device
             ):
                 raise
-            warnings.warn(
+            self._warn_of_excess(
                 f"{recorded.graph.name}: this call does not fit the budget; it runs with the least memory that was "
-                f"found, {format_bytes(peak_bytes)}. {str(infeasible).splitlines()[0]}",
-                stacklevel=4,
+                f"found, {format_bytes(peak_bytes)}. {str(infeasible).splitlines()[0]}"
             )
         return Route(plan, recorded, tape_plan(recorded, plan.schedule) if plan.recomputed else None)
+
+    def _warn_of_excess(self, message: str) -> None:
+        """Once; the log has them all."""
+        log.info(message)
+        if not self.warned:
+            self.warned = True
+            warnings.warn(message, stacklevel=6)
 
     def _engine(self, key: Any, recorded: RecordedGraph, args: Any, kwargs: Any) -> tuple[str, tuple[str, ...]]:
         """Which engine runs this graph, and why if the user did not choose."""
@@ -256,6 +277,8 @@ class Runner:
             host_seconds = recorded.recording.forward_until * _TAPE_HOST_COST * dispatch_seconds()
             if host_seconds <= _HOST_SHARE * graph.baseline_seconds or self.planner.settings.device is not None:
                 return TAPE, ()
+            if self.loss is None:
+                return TAPE, ("engine: tape, because replay takes gradients as the loss gives them; see loss=",)
         return self._try_replay(recorded, args, kwargs, chosen=asked == REPLAY)
 
     def _try_replay(
@@ -268,6 +291,7 @@ class Runner:
         try:
             planner = JointPlanner(self.module, self.planner)
             planner.state_bytes = self.state_bytes
+            planner.loss_ratios = self.loss_ratios or planner.loss_ratios
             replay = self._replay or Replay(self.module, self.plain, planner)
             if self.loss is not None and self._replay is None:
                 planner.loss = replay.measure_loss(self.loss, args, kwargs)
@@ -305,7 +329,6 @@ class Runner:
                 parted=lambda parting: _call(parted, key, parting),
             )
         if not route.watched:
-            route.watched = True
             self._watch_first_step(route, outputs)
         return outputs
 
@@ -356,15 +379,16 @@ class Runner:
 
     def _watch_first_step(self, route: Route, outputs: Any) -> None:
         """Measure the user's loss, and see whether the user still holds the outputs when backward has ended."""
-        leaves = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+        leaves = tensors_in(outputs)
         nodes = [leaf.grad_fn for leaf in leaves if leaf.grad_fn is not None]
         if route.recorded is None or not nodes:
             return
-        meter = None if route.recorded.recording.has_loss else LossMeter(route.recorded.device)
-        watch = _FirstBackward(weakref.ref(self), route, meter, [weakref.ref(leaf) for leaf in leaves])
+        if route.meter is None and not route.recorded.recording.has_loss:
+            route.meter = LossMeter(route.recorded.device)
+        watch = _FirstBackward(weakref.ref(self), route, [weakref.ref(leaf) for leaf in leaves])
         watch.handles = [node.register_prehook(watch.starts) for node in nodes]
-        if meter is not None:
-            meter.forward_ended()
+        if route.meter is not None and route.meter.waiting:
+            route.meter.forward_ended()
 
     def loss_measured(self, route: Route, peak_bytes: int, end_bytes: int) -> None:
         """Take note of what the loss really takes, and plan again if the plan no longer keeps the budget."""
@@ -389,7 +413,7 @@ class Runner:
 
     def _check_again(self, why: str) -> None:
         """Plan again what no longer keeps the budget."""
-        for route in self._routes.values():
+        for route in list(self._routes.values()):
             if route.recorded is None or route.plan is None or route.replays:
                 continue
             graph = self._with_outside(route.recorded).graph
@@ -400,7 +424,7 @@ class Runner:
 
     def _plan_again(self, why: str) -> None:
         log.info("%s is planned again: %s", type(self.module).__name__, why)
-        for route in self._routes.values():
+        for route in list(self._routes.values()):
             route.stale = True
         if self._replay is not None:
             self._replay.forget()
@@ -413,12 +437,10 @@ class _FirstBackward:
         self,
         runner: weakref.ref[Runner],
         route: Route,
-        meter: LossMeter | None,
         outputs: list[weakref.ref[torch.Tensor]],
     ) -> None:
         self.runner = runner
         self.route = route
-        self.meter = meter
         self.outputs = outputs
         self.handles: list[Any] = []
 
@@ -431,8 +453,10 @@ class _FirstBackward:
         runner = self.runner()
         if runner is None:
             return
-        if self.meter is not None and self.meter.running:
-            measured = self.meter.backward_starts()
+        self.route.watched = True
+        meter = self.route.meter
+        if meter is not None and meter.running:
+            measured = meter.backward_starts()
             if measured is not None:
                 runner.loss_measured(self.route, *measured)
         torch.autograd.Variable._execution_engine.queue_callback(self.ended)
@@ -446,7 +470,9 @@ class _FirstBackward:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _warn_of_bypass(name: str) -> None:
-    """Called while another capture traces the module, and so once for each trace."""
+    """Called while another capture traces the module, and so once for each trace; ours counts what is inside."""
+    if is_tracing():
+        return
     warnings.warn(
         f"{name} was given a budget by rematch and is now captured by torch.compile: the budget is not kept. "
         "Apply rematch to the modules that are not compiled",
@@ -488,6 +514,9 @@ def _describe(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
         stride = leaf.stride() if leaf.layout is torch.strided else None
         return tuple(leaf.shape), stride, leaf.dtype, leaf.device, leaf.requires_grad
+    inside = [_describe(tensor) for tensor in tensors_in(leaf)]
+    if inside:
+        return type(leaf), *inside
     try:
         hash(leaf)
     except TypeError:

@@ -39,7 +39,7 @@ class JointPlanner:
         self.state_bytes = 0  # of optimizers
         self._loss_output_bytes: int | None = None  # differentiable outputs of the sample
         # Of workspace and of what is retained, to the outputs. A plan that is given has counted its loss already.
-        self._loss_ratios = (_ASSUMED_LOSS if planner.required is None else 0.0, 0.0)
+        self.loss_ratios = (_ASSUMED_LOSS if planner.required is None else 0.0, 0.0)
         self.corrections = Corrections()
 
     def capture(self, joint: GraphModule, *, forward_outputs: int, inputs: list[Input]) -> Capture:
@@ -87,7 +87,7 @@ class JointPlanner:
     def _loss_of(self, output_bytes: int) -> LossCost:
         """What the loss takes of outputs of this size, in proportion to those it was measured on."""
         if self.loss is None:
-            workspace, retained = (int(ratio * output_bytes) for ratio in self._loss_ratios)
+            workspace, retained = (int(ratio * output_bytes) for ratio in self.loss_ratios)
             return LossCost(workspace, retained)
         if self._loss_output_bytes is None:
             self._loss_output_bytes = output_bytes  # a given loss is measured on the sample, which is captured first
@@ -108,7 +108,7 @@ class JointPlanner:
         size = captured.differentiable_output_bytes
         if self.loss is not None or not size:
             return False
-        self._loss_ratios = (cost.workspace_bytes / size, cost.retained_bytes / size)
+        self.loss_ratios = (cost.workspace_bytes / size, cost.retained_bytes / size)
         measured = self.with_outside(captured)
         budget_bytes = self.planner.budget_bytes(measured.graph, device_of(captured.joint))
         fingerprint = captured.graph.fingerprint

@@ -46,7 +46,7 @@ class Planner:
         if self.required is not None:
             self.required.check(graph)
             known, self.required = self.required, None
-            self.whole_bytes = known.figures.baseline_peak_bytes
+            self.whole_bytes = known.figures.baseline_peak_bytes + _SMALL_BYTES
             return known
         problem = Problem(graph, self.budget_bytes(graph, device))
         return self._remember(self._known(problem, engine, notes) or self._solved(problem, device, engine, notes))
@@ -108,7 +108,7 @@ class Planner:
         if self.settings.budget == "auto":
             return graph.resident_bytes + available_bytes(device, self.settings.device)
         if self.whole_bytes is None:
-            self.whole_bytes = simulate(graph, baseline(graph)).peak_bytes
+            self.whole_bytes = simulate(graph, baseline(graph)).peak_bytes + _SMALL_BYTES
         asked = parse_budget(self.settings.budget, self.whole_bytes)
         return max(0, int(asked * self._usable_share(device)) - _SMALL_BYTES)
 

@@ -8,6 +8,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from rematch import api
+from rematch.planning.settings import REPLAY, TAPE
+
 _CUDA = [
     pytest.mark.cuda,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card and a torch built for it"),
@@ -21,6 +24,17 @@ os.environ.setdefault("CUBLASLT_WORKSPACE_SIZE", "128")  # KiB: what the line ab
 def device(request: pytest.FixtureRequest) -> torch.device:
     """Each device that the promises hold for."""
     return torch.device(request.param)
+
+
+@pytest.fixture(params=[TAPE, REPLAY])
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each engine that the promises hold for, as the one that `remat` takes.
+
+    A module of tests asks for both by `pytestmark = pytest.mark.usefixtures("engine")`; a test that is about one of
+    them says so by `@pytest.mark.parametrize("engine", ["tape"], indirect=True)`.
+    """
+    monkeypatch.setattr(api, "DEFAULT_ENGINE", request.param)
+    return str(request.param)
 
 
 @pytest.fixture(autouse=True)

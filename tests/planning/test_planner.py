@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import pytest
@@ -10,18 +11,22 @@ import torch
 from torch import nn
 
 import rematch
+from rematch.errors import BudgetInfeasible
+from rematch.execute import runner
 from rematch.planning import planner
 from rematch.planning.plan import Plan
+from tests.captures import Given, everything_twice
 from tests.modules import BATCH, Net, batch, mean_square
 from tests.training import assert_trains_alike, measured_peak, step_of
 
-REMAT: dict[str, Any] = {"budget": "66%", "time_limit": 1.0}
+REMAT: dict[str, Any] = {"budget": "75%", "time_limit": 1.0}
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def fixed_parameters() -> None:
+def fixed_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
+    monkeypatch.setattr(planner, "_MINIMUM_SECONDS", 1.0)
 
 
 def part(plan: Plan, role: str) -> int:
@@ -50,34 +55,91 @@ def test_an_old_schedule_is_kept_if_it_fits_the_new_shape(monkeypatch: pytest.Mo
     monkeypatch.setattr(planner, "solve", _never)
     module(batch(BATCH - 8))
     _, smaller = rematch.plans_of(module)
-    assert smaller.figures.solver == "auto, for another shape"
+    assert smaller.figures.solver == f"{plan.figures.solver}, for another shape"
     assert smaller.schedule == plan.schedule
     assert smaller.figures.peak_bytes < plan.figures.peak_bytes
 
 
+def test_everything_is_kept_where_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch far below the budget must not pay for the schedule of a larger one."""
+    module = rematch.remat(Net(), batch(), **REMAT)
+    monkeypatch.setattr(planner, "solve", _never)
+    module(batch(BATCH // 4))
+    _, smaller = rematch.plans_of(module)
+    assert smaller.figures.solver == "everything kept"
+    assert smaller.figures.overhead_pct == smaller.figures.lower_bound_pct == 0.0
+    assert not smaller.recomputed
+
+
+def test_a_solver_of_the_users_own_is_asked_also_where_everything_fits() -> None:
+    plan = rematch.plan(Net(), batch(), budget="200%", solver=Given(everything_twice))
+    assert plan.figures.solver == "given"
+    assert plan.recomputed
+
+
 def test_a_shape_that_the_old_schedule_does_not_fit_is_solved() -> None:
-    module = rematch.remat(Net(), batch(), budget=400_000, time_limit=1.0)
-    module(batch(BATCH + 24))
+    module = rematch.remat(Net(), batch(), budget=440_000, time_limit=1.0)
+    module(batch(BATCH + 16))
     plan, larger = rematch.plans_of(module)
     assert larger.figures.solver == "auto"
-    assert larger.figures.peak_bytes <= 400_000
-    assert larger.figures.overhead_pct > plan.figures.overhead_pct
+    assert larger.figures.peak_bytes <= larger.figures.budget_bytes <= 440_000
+    assert larger.schedule != plan.schedule
 
 
-# Percentages
+# Percentages, and batches that they do not fit
 
 
-def test_a_percentage_is_of_the_largest_training_graph_so_far() -> None:
-    module = rematch.remat(Net(), batch(), **REMAT)
-    module(batch(16))
+def test_a_percentage_is_of_the_first_training_graph_for_good() -> None:
+    module = rematch.remat(Net(), **REMAT)
     with torch.no_grad():
-        module(batch())
-    module(batch(2 * BATCH))
-    module(batch(17))
-    budgets = [plan.figures.budget_bytes for plan in rematch.plans_of(module)]
-    first, small, inference, large, last = budgets
-    assert first == small == inference < large == last
-    assert large == rematch.plans_of(module)[3].figures.baseline_peak_bytes * 66 // 100
+        module(batch(2 * BATCH))
+    assert rematch.plans_of(module) == ()
+    for size in (BATCH, 16, BATCH + 2):
+        module(batch(size))
+    plans = rematch.plans_of(module)
+    assert len(plans) == 3
+    (budget_bytes,) = {plan.figures.budget_bytes for plan in plans}
+    assert budget_bytes == pytest.approx(0.75 * plans[0].figures.baseline_peak_bytes, abs=1024)
+
+
+def test_a_later_batch_that_does_not_fit_gets_the_least_memory_and_one_warning() -> None:
+    plain = Net()
+    module = rematch.remat(copy.deepcopy(plain), batch(), **REMAT)
+    with pytest.warns(UserWarning, match=r"does not fit the budget.*least memory that was found.*KiB") as warned:
+        for size in (4 * BATCH, 4 * BATCH + 8):
+            assert_trains_alike(module, plain, batch(size), mean_square)
+    assert len(warned) == 1
+    plan, *larger = rematch.plans_of(module)
+    for one in larger:
+        assert plan.figures.budget_bytes < one.figures.peak_bytes < 0.9 * one.figures.baseline_peak_bytes
+
+
+def test_a_later_batch_that_not_even_the_device_can_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = rematch.remat(Net(), batch(), **REMAT)
+    monkeypatch.setattr(runner, "available_bytes", lambda device, name: 1000)
+    with pytest.raises(BudgetInfeasible, match="smallest that was found to work is"):
+        module(batch(4 * BATCH))
+    module(batch(BATCH - 8))
+
+
+def test_a_smaller_batch_never_raises() -> None:
+    """Also with gradients there, which take memory that the first plan did not have to leave."""
+    plain = Net()
+    smallest = _smallest_budget(plain)
+    module = rematch.remat(copy.deepcopy(plain), batch(), budget=smallest, time_limit=1.0)
+    warnings.simplefilter("ignore")  # that the gradients do not fit
+    for size in (BATCH, BATCH - 1, 7, 2):
+        for one in (module, plain):
+            torch.manual_seed(size)
+            mean_square(one(batch(size))).backward()
+    assert all(torch.equal(p.grad, q.grad) for p, q in zip(module.parameters(), plain.parameters(), strict=True))
+
+
+def _smallest_budget(module: nn.Module) -> int:
+    with pytest.raises(BudgetInfeasible) as refused:
+        rematch.plan(module, batch(), budget=1000)
+    assert refused.value.feasible_from_bytes is not None
+    return refused.value.feasible_from_bytes
 
 
 # What lies outside the module
@@ -85,11 +147,13 @@ def test_a_percentage_is_of_the_largest_training_graph_so_far() -> None:
 
 def test_gradients_that_are_there_already_are_counted() -> None:
     plain = Net()
-    free = rematch.plan(plain, batch(), budget="100%", time_limit=1.0)
+    free = rematch.plan(plain, batch(), budget="100%")
+    expected = rematch.plan(plain, batch(), budget="100%", accumulate=True)
     mean_square(plain(batch())).backward()
-    taken = rematch.plan(plain, batch(), budget="100%", time_limit=1.0)
-    assert part(free, "already allocated") == 0
-    assert part(taken, "already allocated") == sum(parameter.nbytes for parameter in plain.parameters())
+    taken = rematch.plan(plain, batch(), budget="100%")
+    whole_bytes = sum(parameter.nbytes for parameter in plain.parameters())
+    assert part(taken, "gradients") >= whole_bytes > part(free, "gradients")
+    assert taken.parts == expected.parts
 
 
 def test_an_automatic_budget_is_what_is_free_beside_what_is_resident(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,27 +173,24 @@ def hungry(output: torch.Tensor) -> torch.Tensor:
     return output.repeat(1, 40).square().mean()
 
 
-def test_a_given_loss_is_counted_in_proportion_to_the_outputs() -> None:
-    module = rematch.remat(Net(), batch(), budget="100%", loss=hungry, time_limit=1.0)
-    module(batch(2 * BATCH))
-    one, two = (plan.figures.baseline_peak_bytes for plan in rematch.plans_of(module))
-    unknown = rematch.plan(Net(), batch(), budget="100%", time_limit=1.0).figures.baseline_peak_bytes
-    assert one - unknown > 30 * BATCH * 4 * 4
-    assert two > 1.7 * one
+def test_a_given_loss_is_counted() -> None:
+    given = rematch.plan(Net(), batch(), budget="100%", loss=hungry).figures.baseline_peak_bytes
+    unknown = rematch.plan(Net(), batch(), budget="100%").figures.baseline_peak_bytes
+    assert given - unknown > 60 * BATCH * 4 * 4, "repeated outputs and their squares, both alive at once"
 
 
 def test_the_first_step_measures_the_loss_and_plans_again() -> None:
     plain = Net()
-    module = rematch.remat(copy.deepcopy(plain), batch(), budget=600_000, time_limit=1.0)
+    module = rematch.remat(copy.deepcopy(plain), batch(), budget=850_000, time_limit=1.0)
     (assumed,) = rematch.plans_of(module)
     assert assumed.figures.overhead_pct == 0.0
     assert_trains_alike(module, plain, batch(), hungry)
-    (measured,) = rematch.plans_of(module)
+    *_, measured = rematch.plans_of(module)
     assert measured.figures.overhead_pct > 0.0
-    assert measured.figures.baseline_peak_bytes > 600_000 >= measured.figures.peak_bytes
+    assert measured.figures.baseline_peak_bytes > 850_000 >= measured.figures.peak_bytes
     peak_bytes, _ = measured_peak(CPU, lambda: step_of(batch(), hungry)(module.train()))
     resident = sum(part(measured, role) for role in ("parameters", "buffers", "inputs"))
-    assert peak_bytes + resident <= 600_000 * 1.02
+    assert peak_bytes + resident <= 1.02 * 850_000
 
 
 def test_a_loss_that_fits_changes_no_plan() -> None:
@@ -141,15 +202,17 @@ def test_a_loss_that_fits_changes_no_plan() -> None:
     assert rematch.plans_of(module) == before
 
 
-def test_a_module_whose_parameters_are_all_frozen_has_no_loss() -> None:
-    module = rematch.remat(Net().eval().requires_grad_(False), batch(), budget="100%", time_limit=1.0)
-    assert same_as_plain(module)
-    (plan,) = rematch.plans_of(module)
-    assert part(plan, "gradients") == part(plan, "loss") == 0
-
-
-def same_as_plain(module: nn.Module) -> bool:
-    return torch.equal(module(batch()), type(module).forward(module, batch()))
+def test_outputs_that_are_held_lead_to_a_new_plan() -> None:
+    module = rematch.remat(nn.Sequential(*Net().blocks), batch(), loss=mean_square, engine="tape", **REMAT)
+    (let_go,) = rematch.plans_of(module)
+    for _ in range(2):
+        output = module(batch())
+        mean_square(output).backward()
+        module.zero_grad(set_to_none=True)
+    *_, held = rematch.plans_of(module)
+    assert held.graph_fingerprint != let_go.graph_fingerprint
+    assert held.figures.budget_bytes == let_go.figures.budget_bytes
+    assert part(held, "outputs") == output.nbytes
 
 
 @pytest.mark.parametrize("engine", ["tape", "replay"])

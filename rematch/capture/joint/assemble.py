@@ -84,7 +84,12 @@ class Assembly:
         return {storage_key(t) for node in nodes for t in tensors_of(self.found.value[node])}
 
     def _changed_buffers(self) -> set[int]:
-        changed = (buffer for node in self.traced.calls for buffer in updated_statistics(node))
+        """Storages of inputs that forward changes: what reads one of them must not read it again in backward."""
+        changed = [buffer for node in self.traced.calls for buffer in updated_statistics(node)]
+        described = {node.meta.get("desc"): node for node in self.traced.placeholders}
+        for output in self.traced.joint.graph.output_node().meta.get("desc", ()):
+            mutated = described.get(getattr(output, "mutated_input", None))
+            changed += [mutated] if mutated is not None else []
         return {storage_key(t) for buffer in changed for t in tensors_of(self.found.value[buffer])}
 
     def _assemble(self) -> None:

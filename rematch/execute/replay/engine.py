@@ -8,6 +8,7 @@ choose among what was compiled from then on.
 
 from __future__ import annotations
 
+import threading
 import time
 import types
 import warnings
@@ -129,7 +130,7 @@ class Replay:
             _unchanged(self.module),
             _refused_in_words(),
             _explained(),
-            torch._dynamo.config.patch(dynamo_settings()),
+            _tracing(),
             torch.enable_grad(),
         ):
             traced = torch.compile(_entry(self.plain), backend=outline, fullgraph=True, dynamic=False)
@@ -197,6 +198,28 @@ class Replay:
 _WARNINGS_OF_DYNAMO = ("The .grad attribute of a Tensor", ".*autograd.* should not be instantiated")
 
 
+class _Thread(threading.local):
+    traces = False  # for us, and not for a torch.compile of the user's
+
+
+_thread = _Thread()
+
+
+def is_tracing() -> bool:
+    """Whether this thread traces a module for the replay engine."""
+    return _thread.traces
+
+
+@contextmanager
+def _tracing() -> Iterator[None]:
+    before, _thread.traces = _thread.traces, True
+    try:
+        with torch._dynamo.config.patch(dynamo_settings()):
+            yield
+    finally:
+        _thread.traces = before
+
+
 class _WithOurSettings:
     """Dynamo's callback, which traces a frame that is new to it, under our settings.
 
@@ -207,7 +230,7 @@ class _WithOurSettings:
         self._torchdynamo_orig_backend = callback  # where Dynamo looks for the backend when it compares cached code
 
     def __call__(self, *frame: Any) -> Any:
-        with torch._dynamo.config.patch(dynamo_settings()), warnings.catch_warnings():
+        with _tracing(), warnings.catch_warnings():
             for message in _WARNINGS_OF_DYNAMO:
                 warnings.filterwarnings("ignore", message)
             return self._torchdynamo_orig_backend(*frame)

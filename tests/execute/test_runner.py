@@ -1,0 +1,182 @@
+"""How calls find their way: plainly, on the tape or by replay; and what happens when they leave it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import rematch
+from rematch.errors import CaptureError
+from rematch.execute import runner
+from rematch.execute.replay.engine import Replay
+from tests.modules import Net, batch, mean_square
+from tests.training import assert_same_steps, step_of, train
+
+REMAT: dict[str, Any] = {"budget": "70%", "time_limit": 1.0}
+STEP = step_of(batch(), mean_square)
+
+
+@pytest.fixture
+def ways(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Which engine each call takes; nothing for a call that runs plainly."""
+    taken: list[str] = []
+    run, call = runner.run, Replay.__call__
+
+    def taped(*args: Any, **options: Any) -> Any:
+        taken.append("tape" if options["plan"] is not None else "tape without a plan")
+        return run(*args, **options)
+
+    def replayed(self: Replay, *args: Any, **kwargs: Any) -> Any:
+        if not self.dry:
+            taken.append("replay")
+        return call(self, *args, **kwargs)
+
+    monkeypatch.setattr(runner, "run", taped)
+    monkeypatch.setattr(Replay, "__call__", replayed)
+    yield taken
+
+
+def alike(wrapped: nn.Module, plain: nn.Module, steps: int = 2) -> None:
+    assert_same_steps(train(wrapped, STEP, steps=steps), train(plain, STEP, steps=steps))
+
+
+@pytest.mark.parametrize(
+    ("engine", "budget", "expected"),
+    [("tape", "100%", []), ("tape", "70%", ["tape"] * 2), ("replay", "70%", ["replay"] * 2), ("auto", "100%", [])],
+)
+def test_the_engine_that_is_asked_for_runs(engine: str, budget: str, expected: list[str], ways: list[str]) -> None:
+    plain = Net()
+    wrapped = rematch.remat(copy.deepcopy(plain), batch(), engine=engine, **{**REMAT, "budget": budget})
+    alike(wrapped, plain)
+    assert ways == expected
+    assert all(plan.engine == expected[0] for plan in rematch.plans_of(wrapped) if expected)
+
+
+def test_by_default_a_model_that_the_tape_would_slow_down_is_replayed(
+    ways: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines = {}
+    for host_seconds in (0.0, 1e5):
+        monkeypatch.setattr(runner, "_TAPE_HOST_COST", host_seconds)
+        engines[host_seconds] = rematch.plan(Net(), batch(), loss=mean_square, **REMAT).engine
+    assert engines == {0.0: "tape", 1e5: "replay"}
+    unknown = rematch.plan(Net(), batch(), **REMAT)
+    assert unknown.engine == "tape"
+    assert "engine: tape, because replay takes gradients as the loss gives them; see loss=" in unknown.notes
+
+
+def test_each_kind_of_call_has_a_plan_of_its_own(ways: list[str]) -> None:
+    wrapped = rematch.remat(Net(), batch(), engine="tape", **REMAT)
+    wrapped(batch())
+    wrapped.eval()(batch())
+    wrapped.train()(batch(16))
+    wrapped(batch(), scale=1.0)
+    wrapped(batch(), scale=torch.tensor(2.0))
+    with torch.autocast("cpu", torch.bfloat16):
+        wrapped(batch())
+    plans = rematch.plans_of(wrapped)
+    assert len(plans) == len({plan.graph_fingerprint for plan in plans}) == 5, "a default that is given is no new graph"
+
+
+# The referee
+
+
+class Sly(Net):
+    """Does something else while torch.compile looks on, as transformers does."""
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        if torch.compiler.is_compiling():
+            x = x.cos()
+        return super().forward(x, scale)
+
+
+def test_a_trace_that_is_not_what_eager_runs_is_not_replayed(ways: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "_TAPE_HOST_COST", 1e5)
+    plain = Sly()
+    with pytest.raises(CaptureError, match=r"not what eager runs: the trace has 1 x cos of \[\(128, 32\)\]"):
+        rematch.remat(plain, batch(), engine="replay", **REMAT)
+    wrapped = rematch.remat(copy.deepcopy(plain), batch(), loss=mean_square, **REMAT)
+    alike(wrapped, plain)
+    assert set(ways) == {"tape"}
+    (note,) = [note for note in rematch.plans_of(wrapped)[0].notes if note.startswith("engine")]
+    assert "tape, because replay refused: what torch.compile traces is not what eager runs" in note
+
+
+# Paths that part
+
+
+class Winding(Net):
+    """As many turns as somebody says."""
+
+    turns = 0
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        for _ in range(self.turns):
+            x = self.blocks[0](x).sin()
+        return super().forward(x, scale)
+
+
+def test_a_path_that_parts_from_its_plan_is_planned_for_the_next_call(ways: list[str]) -> None:
+    plain = Winding()
+    wrapped = rematch.remat(copy.deepcopy(plain), batch(), engine="tape", budget=450_000, time_limit=1.0)
+    for turns in (0, 1, 0):
+        wrapped.turns = plain.turns = turns
+        alike(wrapped, plain, steps=3)
+    fingerprints = {plan.graph_fingerprint for plan in rematch.plans_of(wrapped)}
+    assert len(fingerprints) >= 2
+    assert set(ways) == {"tape"}
+
+
+def test_a_module_that_never_takes_its_path_again_is_followed_without_plans(
+    ways: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(runner.log, "warning", lambda message, *args: said.append(message % args))
+    plain = Winding(norm=False)
+    wrapped = rematch.remat(copy.deepcopy(plain), batch(), engine="tape", budget="70%", time_limit=1.0)
+    wrapped.eval()
+    plain.eval()
+    for turns in (1, 2, 3, 1, 2, 3, 1, 2, 3, 1):
+        wrapped.turns = plain.turns = turns
+        for module in (wrapped, plain):
+            module.zero_grad()
+            mean_square(module(batch())).backward()
+        pairs = zip(wrapped.parameters(), plain.parameters(), strict=True)
+        assert all(torch.equal(p.grad, q.grad) for p, q in pairs)
+    assert ways[-1] == "tape without a plan"
+    assert len(said) == 1 and "takes other paths than its plans" in said[0]
+
+
+# What replay reads
+
+
+class Scaled(Net):
+    factor = 1.0
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        return super().forward(x * self.factor, scale)
+
+
+def test_what_replay_reads_is_guarded(ways: list[str]) -> None:
+    plain = Scaled()
+    wrapped = rematch.remat(copy.deepcopy(plain), batch(), engine="replay", **REMAT)
+    for factor in (1.0, 2.0):
+        wrapped.factor = plain.factor = factor
+        alike(wrapped, plain)
+    assert set(ways) == {"replay"}
+
+
+def test_what_changes_in_every_call_is_left_to_the_tape(ways: list[str]) -> None:
+    plain = Scaled()
+    wrapped = rematch.remat(copy.deepcopy(plain), batch(), engine="replay", **REMAT)
+    for number in range(6):
+        wrapped.factor = plain.factor = 1.0 + number
+        alike(wrapped, plain, steps=1)
+    assert ways[-1] == "tape"
+    *_, last = rematch.plans_of(wrapped)
+    assert "engine: tape, because what forward reads changes from call to call" in last.notes
