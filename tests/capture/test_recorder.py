@@ -118,10 +118,7 @@ CASES = {
 }
 
 
-_ONE_HOT = pytest.mark.xfail(strict=True, reason="one_hot looks whether its argument is a subclass, and compares then")
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[_ONE_HOT] * (name == "mixtral")) for name in CASES])
+@pytest.mark.parametrize("name", list(CASES))
 def test_a_recording_is_what_eager_dispatches(name: str) -> None:
     case = CASES[name]
     module = case.made()

@@ -14,8 +14,8 @@ from torch import nn
 from torch.fx import GraphModule
 
 import rematch
-from rematch.execute import runner
 from rematch.execute.random import note_state, replay
+from rematch.execute.replay import engine
 from rematch.graph import Graph, Op, Schedule
 from tests.captures import UNLIMITED_BYTES, Computed, Given, ReadsItsStatistics, everything_twice, recomputing
 from tests.training import assert_trains_alike
@@ -30,7 +30,9 @@ def squares(output: torch.Tensor) -> torch.Tensor:
 def repeating(model: nn.Module, schedule_of: Callable[[Graph], Schedule], sample: Any = SAMPLE) -> nn.Module:
     """The model, run by a schedule that is known."""
     solver = Given(schedule_of)
-    return rematch.remat(model, sample, budget=UNLIMITED_BYTES, loss=squares, solver=solver, progress=False)
+    return rematch.remat(
+        model, sample, budget=UNLIMITED_BYTES, loss=squares, solver=solver, engine="replay", progress=False
+    )
 
 
 def assert_repeats_alike(
@@ -46,13 +48,13 @@ def assert_repeats_alike(
 def halves(monkeypatch: pytest.MonkeyPatch) -> list[tuple[GraphModule, GraphModule]]:
     """The forward and backward modules that are made from now on."""
     made: list[tuple[GraphModule, GraphModule]] = []
-    partition = runner.partition
+    partition = engine.partition
 
     def partition_and_note(*args: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
         made.append(partition(*args, **kwargs))
         return made[-1]
 
-    monkeypatch.setattr(runner, "partition", partition_and_note)
+    monkeypatch.setattr(engine, "partition", partition_and_note)
     return made
 
 
