@@ -108,12 +108,7 @@ class Backward:
             return False
         if event.steps:
             with _as_in_forward():
-                _Recomputation(self).follow(event.steps)
-        if event.done and not _graph_is_kept():
-            for call in event.done:
-                note = self.note(call)
-                if note is not None:
-                    note.forget()
+                _Recomputation(self).follow(event.steps, () if _graph_is_kept() else event.done)
         return event.last
 
     def content(self, key: ContentKey) -> Content | None:
@@ -143,17 +138,16 @@ class _Recomputation:
         self.private: set[Content] = set()  # those of them that nobody else can see
         self.planned = False  # by the steps of an event, not on demand
 
-    def follow(self, steps: tuple[int | ContentKey, ...]) -> None:
-        """The steps of an event, as far as anything still needs them; what is left stays for later accesses."""
+    def follow(self, steps: tuple[int | ContentKey, ...], done: tuple[int, ...]) -> None:
+        """The steps of an event, as far as anything still needs them; what is left stays for later accesses.
+
+        What the calls in `done` need is let go as soon as they have run.
+        """
         self.planned = True
+        last_runs = set(done)
         for step in steps:
             if isinstance(step, int):
-                note = self.backward.note(step)
-                if note is not None:
-                    for content in _sources(note):
-                        if self._known(content) is None:
-                            self.bring_back(content)
-                    self._run(note)
+                self._run_planned(step, step in last_runs)
             else:
                 freed = self.backward.content(step)
                 if freed is not None:
@@ -162,6 +156,17 @@ class _Recomputation:
                     _let_go(freed)
         for content, value in self.at_hand.items():
             content.value = value
+
+    def _run_planned(self, call: int, last: bool) -> None:
+        note = self.backward.note(call)
+        if note is None:
+            return
+        for content in _sources(note):
+            if self._known(content) is None:
+                self.bring_back(content)
+        self._run(note)
+        if last:
+            note.forget()
 
     def bring_back(self, wanted: Content) -> torch.Tensor:
         """Compute a content again, from what is there."""
