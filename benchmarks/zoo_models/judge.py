@@ -112,7 +112,10 @@ def judge(entry: Entry, *, time_limit: float) -> Verdict:
     found |= {"peak_bytes": ours.peak_bytes, "budget_bytes": budget_bytes, **_plan_figures(module)}
     outcome, reason = _compared(example, plain, again, ours, budget_bytes)
     if outcome == EQUAL:
-        found["time_ratio"] = _time_ratio(_built(entry), example, module)
+        try:
+            found["time_ratio"] = _time_ratio(_built(entry), example, module)
+        except Exception as error:
+            return Verdict(RAW_EXCEPTION, f"in a later step: {_told(error)}", **found)
     return Verdict(outcome, reason, **found)
 
 

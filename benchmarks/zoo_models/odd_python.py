@@ -94,8 +94,8 @@ def print_and_attribute() -> Example:
 def layerdrop_torch() -> Example:
     class LayerDrop(Stack):
         def forward(self, x: torch.Tensor) -> Any:
-            for block in self.blocks:
-                if not self.training or torch.rand(()).item() > 0.4:
+            for index, block in enumerate(self.blocks):
+                if torch.rand(()).item() > 0.4 or index == 0:
                     x = block(x)
             return x
 
@@ -106,8 +106,8 @@ def layerdrop_torch() -> Example:
 def layerdrop_python() -> Example:
     class LayerDrop(Stack):
         def forward(self, x: torch.Tensor) -> Any:
-            for block in self.blocks:
-                if random.random() > 0.4:
+            for index, block in enumerate(self.blocks):
+                if random.random() > 0.4 or index == 0:
                     x = block(x)
             return x
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,6 +11,8 @@ from torch import nn
 
 import rematch
 from rematch.capture.memory import PeakMemory
+from rematch.execute.tape import UnpackEvent
+from tests.taped import plan_for, taped
 
 
 class Residual(nn.Module):
@@ -47,3 +51,24 @@ def test_what_a_call_needs_is_let_go_when_it_has_run_for_the_last_time() -> None
         del value
     assert plan.recomputed
     assert plan.figures.peak_bytes is not None and held_bytes + used.peak_bytes <= plan.figures.peak_bytes
+
+
+def test_a_call_that_runs_twice_for_one_access_is_let_go_after_the_second_run() -> None:
+    class Module(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.rand(4, 4))
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return (x * self.weight).exp()
+
+    plain, x = Module(), torch.rand(4, 4)
+    plan = plan_for(plain, x)
+    product, result = sorted(plan.noted)
+    twice: tuple[Any, ...] = (product, result, (result, 0), product, result)
+    event = UnpackEvent((result, 0), twice, last=True, done=(product, result))
+    module = taped(copy.deepcopy(plain), replace(plan, events=(event,)))
+    for either in (plain, module):
+        either(x).sum().backward()
+    assert plain.weight.grad is not None and module.weight.grad is not None
+    assert torch.equal(plain.weight.grad, module.weight.grad)

@@ -144,10 +144,11 @@ class _Recomputation:
         What the calls in `done` need is let go as soon as they have run.
         """
         self.planned = True
-        last_runs = set(done)
-        for step in steps:
+        places = {step: place for place, step in enumerate(steps)}  # of each call, the last
+        last_runs = {places[call] for call in done}
+        for place, step in enumerate(steps):
             if isinstance(step, int):
-                self._run_planned(step, step in last_runs)
+                self._run_planned(step, place in last_runs)
             else:
                 freed = self.backward.content(step)
                 if freed is not None:
