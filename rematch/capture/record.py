@@ -67,7 +67,7 @@ def record(
             output_storages = tuple(dict.fromkeys(leaf.hold.storage for leaf in leaves))
             roots = _roots(outputs, differentiable, loss)
             root_storages = tuple(dict.fromkeys(root.hold.storage for root in roots if isinstance(root, Recorded)))
-        tangents = None if loss is not None else [_tangent(recorder, root) for root in roots]
+        tangents = None if loss is not None else [_tangent(root) for root in roots]
         kept = outputs if holds_outputs else None
         del outputs, leaves, differentiable
         torch.clear_autocast_cache()  # as leaving autocast does before backward: casts of weights are let go
@@ -129,7 +129,7 @@ def _roots(outputs: Any, differentiable: list[Recorded], loss: Loss | None) -> l
     return list(scalars[:1] or differentiable)
 
 
-def _tangent(recorder: Recorder, root: torch.Tensor) -> torch.Tensor:
+def _tangent(root: torch.Tensor) -> torch.Tensor:
     """The gradient that the user's loss will give for an output."""
     return torch.ones_like(root, memory_format=torch.preserve_format)
 
