@@ -14,9 +14,9 @@ only while exactly that many mutations of its inputs have run. Because operators
 how many of them have run so far (the *once count*) tells which mutations have happened, and each operator is allowed in
 one window `[once_from, once_until]` of that count. `GraphArrays` holds these windows beside the rest.
 
-A *random* operator draws random numbers. It may run again, because whoever runs it restores the state it drew from,
-but its first run takes its turn: first runs of operators that are random or marked once keep the default order among
-each other.
+A *random* operator draws random numbers, or updates statistics in its first run. It may run again, because whoever runs
+it restores the state it drew from, but its first run takes its turn: first runs of operators that are random or marked
+once keep the default order among each other.
 
 `recompute_after_loss` restricts schedules to what an engine can run that leaves the forward pass to the user's own
 code: first computations of all operators follow the default order, and no operator runs again before the loss has run.

@@ -83,7 +83,6 @@ class Capture:
     reshaped: frozenset[Node]  # traced views that real strides turn into copies
     forward_outputs: int  # the first of the joint graph's outputs; the rest are gradients
     dropped: frozenset[Node]  # tangents of outputs that the loss does not use
-    ordered: frozenset[int]  # operators whose first runs keep their order: random ones, those that change or read state
     differentiable_output_bytes: int
     notes: tuple[str, ...] = ()
 
@@ -126,7 +125,6 @@ class _Finish:
         self.kernels: list[tuple[Kernel, ...]] = []
         self.index: dict[int, int] = {}  # storage -> value
         self.random_state_of: dict[int, int] = {}
-        self.ordered: set[int] = set()
         self.roles = self._roles_of_what_leaves()
 
     def _roles_of_what_leaves(self) -> dict[int, str]:
@@ -172,7 +170,6 @@ class _Finish:
             reshaped=frozenset(self.assembly.found.reshaped),
             forward_outputs=self.traced.forward_outputs,
             dropped=self.traced.dropped,
-            ordered=frozenset(self.ordered),
             differentiable_output_bytes=self._tangent_bytes(),
         )
 
@@ -220,8 +217,6 @@ class _Finish:
             label, tensor = tensors[key]
             size = self.assembly.bytes_of(key, tensor)
             outputs.append(self._add_value(key, Value(label, size, role=self.roles.get(key, ""))))
-        if draft.random or draft.updates or draft.once:
-            self.ordered.add(len(self.ops))
         if draft.random:
             self.random_state_of[len(self.ops)] = len(self.ops) - 1
         self.ops.append(
@@ -233,6 +228,7 @@ class _Finish:
                 workspace_bytes=draft.workspace_bytes,
                 phase=phase,
                 once=draft.once,
+                random=draft.random or draft.updates,
                 module_path=path,
                 class_key=draft.class_key,
                 flops=draft.flops,

@@ -35,24 +35,7 @@ from rematch.graph import Phase, Schedule
 
 def partition(capture: Capture, schedule: Schedule) -> tuple[GraphModule, GraphModule]:
     """The forward and the backward module; backward is empty for an inference graph."""
-    _require_first_runs_in_order(capture, schedule)
     return _Partition(capture, schedule).modules()
-
-
-def _require_first_runs_in_order(capture: Capture, schedule: Schedule) -> None:
-    """Random numbers are drawn, and statistics updated, in the order the user's code has it."""
-    position = capture.graph.arrays.position
-    latest = -1
-    seen: set[int] = set()
-    for op in schedule.ops.tolist():
-        if op in capture.ordered and op not in seen:
-            seen.add(op)
-            if position[op] < latest:
-                raise ScheduleError(
-                    f"the schedule first runs {capture.graph.ops[op].name!r} after a later operator that also draws "
-                    "random numbers or updates statistics; their first runs must keep the default order"
-                )
-            latest = int(position[op])
 
 
 class _Region:
