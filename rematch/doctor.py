@@ -13,6 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]
+
 from rematch import __version__
 from rematch.cache import cache_folder
 from rematch.errors import RematchError
@@ -64,24 +66,20 @@ def _solvers(say: Say) -> None:
 
 
 def _devices(say: Say) -> None:
-    say(f"cpu          {os.cpu_count()} cores, {_memory()} of memory")
+    say(f"cpu          {os.cpu_count()} cores, {format_bytes(psutil.virtual_memory().total)} of memory")
     if find_spec("torch") is None:
         return
     import torch
 
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is not None and accelerator.type != "cuda":
+        say(f"{accelerator.type:<12} is here, but rematch trains on CPU, CUDA and ROCm only")
     if not torch.cuda.is_available():
         say("cuda         none; plans for a GPU that is not here take device=, such as device='h100'")
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         free, total = torch.cuda.mem_get_info(index)
         name = torch.cuda.get_device_name(index)
         say(f"cuda:{index}       {name}, {format_bytes(free)} of {format_bytes(total)} free")
-
-
-def _memory() -> str:
-    try:
-        return format_bytes(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    except (AttributeError, ValueError, OSError):  # only POSIX tells
-        return "an unknown amount"
 
 
 def _folders(say: Say) -> None:

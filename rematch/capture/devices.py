@@ -9,12 +9,12 @@ plan for it fits them all.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
+import psutil  # type: ignore[import-untyped]
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -73,6 +73,26 @@ def find_device(name: str) -> Device:
         if wanted in {_plain(known) for known in (device.name, *device.aliases)}:
             return device
     raise DeviceError(unknown_name("device", name, known_devices()))
+
+
+def require_supported(device: torch.device, planned_for: str | None) -> None:
+    """Refuse, in words, to train on a device whose memory and random state rematch cannot read.
+
+    `planned_for` names the device that costs are estimated for, if there is one; nothing is measured then.
+    """
+    if device.type in ("cpu", "cuda"):  # ROCm calls itself cuda
+        return
+    if device.type != "meta":
+        raise DeviceError(
+            f"rematch does not train on {device.type!r} devices: it cannot measure memory there or replay random "
+            "numbers. It supports CPU, CUDA and ROCm. Keep the plain module for this device, or plan on the CPU with "
+            f"device=... for a GPU that is not here: {', '.join(known_devices())}"
+        )
+    if planned_for is None:
+        raise DeviceError(
+            "tensors on the 'meta' device have no data, so no operator can be measured; name the device to plan for "
+            f"with rematch.plan(..., device=...): {', '.join(known_devices())}"
+        )
 
 
 def known_devices() -> tuple[str, ...]:
@@ -150,7 +170,7 @@ def _this_cpu() -> Device:
             fp16=_matmul_flops_per_second(torch.float16),
             bf16=_matmul_flops_per_second(torch.bfloat16),
             bytes_per_second=_copy_bytes_per_second(),
-            memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+            memory_bytes=psutil.virtual_memory().total,
             launch_seconds=_launch_seconds(),
             is_cuda=False,
             reached_flops=1.0,  # measured rates have been reached

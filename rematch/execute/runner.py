@@ -30,6 +30,7 @@ from torch.utils._python_dispatch import (
     _get_current_dispatch_mode_stack,
 )
 
+from rematch.capture.devices import require_supported
 from rematch.capture.memory import allocated_bytes
 from rematch.capture.record import record
 from rematch.capture.recorded_graph import RecordedGraph, recorded_graph, with_outside
@@ -175,6 +176,7 @@ class Runner:
         """The graph of a training step with these arguments, with its costs and what lies outside of it."""
         settings = self.planner.settings
         device = _device(self.module, args, kwargs)
+        require_supported(device, settings.device)
         give_up_measuring()
         with (
             measuring_progress(settings.progress) as shown,
