@@ -1,6 +1,6 @@
 """What optimizers keep on the device: forecast before the first step, and seen when it happens.
 
-`forecast(optimizer).state_bytes`; `watch(parameters, changed)`
+`forecast_state_bytes(optimizer, profile)`; `StepWatch(owns, changed)`
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import copy
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -25,14 +24,6 @@ from rematch.capture.stand_ins import random_states_kept
 from rematch.graph import Phase
 
 
-@dataclass(frozen=True)
-class OptimizerMemory:
-    """Bytes that stay after the first step, and the most that a step takes beyond them."""
-
-    state_bytes: int
-    step_bytes: int
-
-
 def state_bytes(optimizers: Iterable[Optimizer]) -> int:
     """What the optimizers keep on devices now, each storage once."""
     tensors = [leaf for optimizer in optimizers for leaf in pytree.tree_leaves(dict(optimizer.state))]
@@ -44,10 +35,10 @@ def state_bytes(optimizers: Iterable[Optimizer]) -> int:
     return sum(storages.values())
 
 
-def forecast(optimizer: Optimizer, profile: Callable[[Call], Profile]) -> OptimizerMemory:
-    """Record the first `step()` of a copy of the optimizer on tensors without data."""
+def forecast_state_bytes(optimizer: Optimizer, profile: Callable[[Call], Profile]) -> int:
+    """What the optimizer will keep: record the first `step()` of a copy of it on tensors without data."""
     if optimizer.state:
-        return OptimizerMemory(state_bytes([optimizer]), 0)
+        return state_bytes([optimizer])
     recorder = Recorder(profile)
     recorder.phase = Phase.BACKWARD
     stand_in = copy.copy(optimizer)
@@ -59,8 +50,7 @@ def forecast(optimizer: Optimizer, profile: Callable[[Call], Profile]) -> Optimi
     with random_states_kept([]), recorder:
         stand_in.step()
     kept = {leaf.hold.storage for leaf in pytree.tree_leaves(dict(stand_in.state)) if isinstance(leaf, Recorded)}
-    sizes = [allocated_bytes(storage.size_bytes, storage.device) for storage in recorder.storages]
-    return OptimizerMemory(sum(sizes[s] for s in kept), _temporary_peak(recorder, kept, sizes))
+    return sum(allocated_bytes(recorder.storages[s].size_bytes, recorder.storages[s].device) for s in kept)
 
 
 def _with_gradient(recorder: Recorder, parameter: torch.Tensor) -> nn.Parameter:
@@ -68,22 +58,6 @@ def _with_gradient(recorder: Recorder, parameter: torch.Tensor) -> nn.Parameter:
     if parameter.requires_grad:
         made.grad = recorder.resident(parameter, "parameter", "parameters")  # of the same shape, and counted elsewhere
     return made
-
-
-def _temporary_peak(recorder: Recorder, kept: set[int], sizes: list[int]) -> int:
-    """The most that is alive at once beside what stays."""
-    change: dict[int, int] = defaultdict(int)
-    for storage, info in enumerate(recorder.storages):
-        if info.resident or storage in kept:
-            continue
-        for holding in info.held:
-            change[holding.since] += sizes[storage]
-            change[holding.until] -= sizes[storage]
-    alive = peak = 0
-    for time in sorted(change):
-        alive += change[time]
-        peak = max(peak, alive)
-    return peak
 
 
 class StepWatch:

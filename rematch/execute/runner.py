@@ -38,7 +38,7 @@ from rematch.capture.recorder import CannotRecord, Recorder
 from rematch.capture.structures import tensors_in
 from rematch.errors import BudgetInfeasible, CaptureError
 from rematch.execute.loss_meter import LossMeter, give_up_measuring
-from rematch.execute.optimizers import StepWatch, forecast
+from rematch.execute.optimizers import StepWatch, forecast_state_bytes
 from rematch.execute.referee import differences
 from rematch.execute.replay.engine import Replay, Retraced, is_tracing, loss_cost
 from rematch.execute.tape import Budget, Parting, TapePlan, run
@@ -48,14 +48,13 @@ from rematch.planning.budget import parse_budget
 from rematch.planning.joint import JointPlanner, profiling
 from rematch.planning.plan import Plan
 from rematch.planning.planner import Planner, available_bytes
-from rematch.planning.settings import AUTO, REPLAY, TAPE
+from rematch.planning.settings import ASSUMED_LOSS, AUTO, REPLAY, TAPE
 from rematch.report.progress import measuring_progress
 from rematch.units import format_bytes
 
 Loss = Callable[[Any], torch.Tensor]
 log = logging.getLogger("rematch")
 
-_ASSUMED_LOSS = 2.0  # times what backward starts from, until the user's own loss is measured
 _MOST_PATHS = 4  # plans for one kind of call, before what its Python does counts as unpredictable
 _MOST_RETRACES = 2  # of one kind of call, before it counts as one that no guard can follow
 _TAPE_HOST_COST = 3.0  # times what an empty dispatch mode costs an operator: what benchmarks/tape.py shows
@@ -167,7 +166,7 @@ class Runner:
         """Count what the optimizer will keep once it has made its first step."""
         device = _device(self.module, (), {})
         with profiling(self.planner.settings.device, device, lambda _: None) as profiler:
-            self.state_bytes = forecast(optimizer, profiler.profile).state_bytes
+            self.state_bytes = forecast_state_bytes(optimizer, profiler.profile)
 
     def _owns(self, parameter: torch.Tensor) -> bool:
         return any(parameter is own for own in self.module.parameters())
@@ -200,7 +199,7 @@ class Runner:
         workspace_bytes = retained_bytes = 0
         if not made.recording.has_loss:
             scalar = made.root_bytes <= 16 * max(1, len(made.recording.roots))
-            workspace, retained = self.loss_ratios or (0.0 if scalar else _ASSUMED_LOSS, 0.0)
+            workspace, retained = self.loss_ratios or (0.0 if scalar else ASSUMED_LOSS, 0.0)
             workspace_bytes = int(workspace * made.root_bytes)
             retained_bytes = max(int(retained * made.root_bytes), 4 * allocated_bytes(16, made.device))
         outside_bytes = self.planner.outside_bytes(made.graph, made.device, self.state_bytes)

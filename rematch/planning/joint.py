@@ -22,11 +22,10 @@ from rematch.capture.memory import allocated_bytes
 from rematch.graph import Schedule, simulate
 from rematch.planning.plan import Plan
 from rematch.planning.planner import Planner
-from rematch.planning.settings import REPLAY
+from rematch.planning.settings import ASSUMED_LOSS, REPLAY
 from rematch.report.progress import measuring_progress
 
 _OF_THE_MODULE = ("parameters", "buffers")
-_ASSUMED_LOSS = 2.0  # times the differentiable outputs, until the loss is measured
 
 
 class JointPlanner:
@@ -39,7 +38,7 @@ class JointPlanner:
         self.state_bytes = 0  # of optimizers
         self._loss_output_bytes: int | None = None  # differentiable outputs of the sample
         # Of workspace and of what is retained, to the outputs. A plan that is given has counted its loss already.
-        self.loss_ratios = (_ASSUMED_LOSS if planner.required is None else 0.0, 0.0)
+        self.loss_ratios = (ASSUMED_LOSS if planner.required is None else 0.0, 0.0)
         self.corrections = Corrections()
 
     def capture(self, joint: GraphModule, *, forward_outputs: int, inputs: list[Input]) -> Capture:

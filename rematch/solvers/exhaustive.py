@@ -29,7 +29,7 @@ from rematch.graph import Graph, Schedule, baseline, simulate
 from rematch.solvers.base import BoundScope, Deadline, OnProgress, Problem, Solution, Solver, Status
 from rematch.solvers.common.order import Order
 
-MOST_OPERATORS = 14
+MOST_OPERATORS = 14  # states grow exponentially with their number
 
 _SCOPES = {"any": BoundScope.ANY_ORDER, "default": BoundScope.DEFAULT_ORDER}
 

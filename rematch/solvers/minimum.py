@@ -18,7 +18,7 @@ from rematch.solvers.default.epoch_model import EpochModel, Refinement
 from rematch.solvers.default.epochs import first_moments
 
 _CLOSE = 0.005  # of the budget: the ranges are not halved further than this
-_MOMENTS = 8
+_MOMENTS = 8  # at which the program that proves a budget impossible enforces memory
 _MOVES = 2_000  # of local search between two looks at the clock
 _MOVES_OF_ONE_PASS = 60_000  # without a schedule, before stages get a second pass, whose moves are slower
 

@@ -35,7 +35,9 @@ from rematch.solvers.common.policy import schedule_keeping
 from rematch.solvers.incumbent import Incumbent
 from rematch.solvers.minimum import surely_needed_bytes
 
+# To round at, beginning with the paper's and going outwards.
 _THRESHOLDS = (0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8, 0.1, 0.9, 0.05, 0.95, 0.01, 0.99, 0.001)
+# Shares of the budget left free, 0.1 in the paper; finer near 0: the less is left free, the faster the schedule.
 _EPSILONS = (0.0, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6)
 _TOLERANCE = 0.01  # of the budget, by which the relaxation may break the memory recurrence: rounding breaks it by more
 _HALVINGS = 3  # of the step between the best epsilon and the one before
@@ -76,7 +78,7 @@ class Rounding(Solver):
         return incumbent.solution(self.name)
 
 
-def pruned(problem: Problem, schedule: Schedule, deadline: Deadline) -> Schedule:
+def without_spare_runs(problem: Problem, schedule: Schedule, deadline: Deadline) -> Schedule:
     """`schedule` without the recomputations that its budget does not need; itself if it breaks the budget."""
     graph = problem.graph
     if simulate(graph, schedule).peak_bytes > problem.budget_bytes:
@@ -133,7 +135,7 @@ class _Search:
         for kept in self._rounded(self._model.kept(point)):
             schedule = schedule_keeping(graph, kept)
             if self.options.prune:
-                schedule = pruned(incumbent.problem, schedule, incumbent.deadline)
+                schedule = without_spare_runs(incumbent.problem, schedule, incumbent.deadline)
             incumbent.offer(schedule, self.options.name)
             if incumbent.over:
                 return False

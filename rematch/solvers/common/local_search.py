@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 
 _CHUNK = 1000  # moves between two adjustments of temperature and weight
 _COST_UNITS = 2**44  # the time of running everything once; costs are whole numbers, so that undoing a move is exact
-_FIRST_CYCLE = 100_000  # moves
-_CYCLE_GROWTH = 1.5
+_FIRST_CYCLE = 100_000  # moves, from hot to cold
+_CYCLE_GROWTH = 1.5  # of the next one: a slower cooling may find what a faster one missed
 _HOT, _WARM, _COLD = 1.0, 0.03, 0.003  # temperatures, in mean costs of an operator
 _FIRST_WEIGHT = 8.0  # all the excess without recomputation weighs as much as running everything this often
 _FEASIBLE_SHARE = (0.3, 0.5)  # of the moves of a chunk; outside, the weight changes
-_WEIGHT_STEP = 1.05
+_WEIGHT_STEP = 1.05  # a chunk: the weight moves slowly, or it would swing from all to none feasible
 _ROOM_PER_OP = 16  # recomputations, at first; more room is made for a schedule that needs it
 
 

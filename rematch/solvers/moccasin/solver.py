@@ -62,7 +62,7 @@ Begin = Literal["greedy", "phase 1"]
 
 _COST_UNITS = 2**40  # the time of running everything once, where times are not whole numbers
 _ANY_NUMBER = 2**30  # of computations
-_POLL_SECONDS = 0.05
+_POLL_SECONDS = 0.05  # between two looks at Ctrl-C and the clock
 
 
 @dataclass(frozen=True)

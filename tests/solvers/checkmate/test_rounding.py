@@ -11,7 +11,7 @@ from rematch.graph import Graph, Op, Schedule, Value, simulate
 from rematch.graph.generators import FAMILIES, chain
 from rematch.graph.matrices import to_matrices
 from rematch.solvers import BoundScope, Deadline, Problem, Status, solve
-from rematch.solvers.checkmate.rounding import Rounding, pruned
+from rematch.solvers.checkmate.rounding import Rounding, without_spare_runs
 from rematch.solvers.common.policy import schedule_keeping
 from tests.problems import peak_bytes, tiny_problems
 from tests.staged import check_against_staged_truth, fewest_staged_seconds
@@ -113,10 +113,10 @@ def test_pruning_keeps_the_budget_and_leaves_nothing_in_vain(problem: Problem, d
     graph = problem.graph
     schedule = Schedule.from_ops(graph, data.draw(sequences(graph)))
     problem = Problem(graph, simulate(graph, schedule).peak_bytes)
-    shorter = pruned(problem, schedule, Deadline())
+    shorter = without_spare_runs(problem, schedule, Deadline())
     seen = simulate(graph, shorter).checked()
     assert seen.peak_bytes <= problem.budget_bytes
     assert seen.seconds <= simulate(graph, schedule).seconds
-    assert pruned(Problem(graph, 10**9), schedule, Deadline()).ops.tolist() == list(
+    assert without_spare_runs(Problem(graph, 10**9), schedule, Deadline()).ops.tolist() == list(
         dict.fromkeys(schedule.ops.tolist())
     )
