@@ -8,7 +8,6 @@ be stale: where forward takes another path than the planned one, the tape keeps 
 """
 
 from rematch.execute.tape.observe import Observation, drop, drop_all, observe
-from rematch.execute.tape.operators import is_pass_through
 from rematch.execute.tape.plan import Budget, ContentKey, Parting, TapePlan, UnpackEvent
 from rematch.execute.tape.run import can_run, run
 
@@ -22,7 +21,6 @@ __all__ = [
     "can_run",
     "drop",
     "drop_all",
-    "is_pass_through",
     "observe",
     "run",
 ]

@@ -31,6 +31,7 @@ class Content:
         "address",
         "constant",
         "dropped",
+        "dropped_later",
         "held",
         "held_version",
         "index",
@@ -45,6 +46,7 @@ class Content:
         self.index = index  # among what the note's call returns
         self.version = version  # of the storage, by autograd's counter
         self.dropped = dropped
+        self.dropped_later = False  # it is there until the plan lets go of it in backward
         self.constant = False  # fresh zeros and the like, which code that no dispatcher sees may have changed
         self.address = 0
         self.held: torch.Tensor | None = None  # shows the storage, and keeps it
@@ -62,6 +64,13 @@ class Content:
         """Keep the content in memory of our own."""
         self.held = copy_with_storage(tensor)
         self.held_version = _OWN_COPY
+
+    def let_go(self) -> None:
+        """Hold the content no more; it can be computed again."""
+        self.value = self.held = None
+        saved = None if self.saved is None else self.saved()
+        if saved is not None:
+            saved.value = None
 
     @property
     def owns_memory(self) -> bool:

@@ -9,6 +9,8 @@ from bisect import bisect_left
 from collections.abc import Iterator
 
 from rematch.capture.recorded_graph import RecordedGraph
+from rematch.capture.recording import RecordedCall
+from rematch.execute.tape.operators import operator_of
 from rematch.execute.tape.plan import TapePlan, UnpackEvent
 from rematch.graph import Phase, Schedule
 
@@ -18,24 +20,37 @@ Content = tuple[int, int]  # a call of forward, and which of its results
 def tape_plan(recorded: RecordedGraph, schedule: Schedule) -> TapePlan:
     """The plan by which a tape runs `schedule`."""
     recording = recorded.recording
-    calls = tuple(call.target for call in recording.calls[: recording.forward_until])
+    places = [place for place in range(recording.forward_until) if not _passes_through(recording.calls[place])]
+    number_of = {place: number for number, place in enumerate(places)}
+    calls_of = [tuple(number_of[place] for place in made_of if place in number_of) for made_of in recorded.calls]
     again = _repeated(schedule)
-    contents = _contents(recorded)
-    kept = _alive_after_loss(recorded, schedule)
-    dropped_values = {
-        value for op in again for value in recorded.graph.ops[op].outputs if value in contents and value not in kept
-    }
+    contents = _contents(recorded, number_of)
+    made_again = {value for op in again for value in recorded.graph.ops[op].outputs if value in contents}
+    kept = made_again & _alive_after_loss(recorded, schedule)
+    dropped_later = kept & _made_anew_in_backward(recorded, schedule)
+    dropped_values = (made_again - kept) | dropped_later
     dropped = frozenset(content for value in dropped_values for content in contents[value])
-    noted = frozenset(call for op in again for call in recorded.calls[op])
-    events = _events(recorded, schedule, dropped_values, contents)
-    return TapePlan(calls, noted, dropped, events, rewritten=_rewritten(recorded))
+    noted = frozenset(call for op in again for call in calls_of[op])
+    events = _events(recorded, calls_of, schedule, dropped_values, contents)
+    forward = [recording.calls[place] for place in places]
+    return TapePlan(
+        tuple(call.target for call in forward),
+        noted,
+        dropped,
+        events,
+        dropped_later=frozenset(contents[value][-1] for value in dropped_later),
+        rewritten=_rewritten(forward),
+    )
 
 
-def _rewritten(recorded: RecordedGraph) -> frozenset[int]:
+def _passes_through(call: RecordedCall) -> bool:
+    return operator_of(call.target).passes_through
+
+
+def _rewritten(forward: list[RecordedCall]) -> frozenset[int]:
     """Calls of forward that make memory which forward writes over later."""
-    forward = recorded.recording.calls[: recorded.recording.forward_until]
     written = {storage for call in forward for storage in call.writes}
-    return frozenset(place for place, call in enumerate(forward) if written.intersection(call.makes))
+    return frozenset(number for number, call in enumerate(forward) if written.intersection(call.makes))
 
 
 def _repeated(schedule: Schedule) -> set[int]:
@@ -46,16 +61,16 @@ def _repeated(schedule: Schedule) -> set[int]:
     return again
 
 
-def _contents(recorded: RecordedGraph) -> dict[int, list[Content]]:
+def _contents(recorded: RecordedGraph, number_of: dict[int, int]) -> dict[int, list[Content]]:
     """Per value that forward computes: its contents, the last of them what is there in the end."""
     found: dict[int, list[Content]] = {}
     value_of = {storage: value for value, storage in recorded.storage_of.items()}
     for op, places in enumerate(recorded.calls):
         made = set(recorded.graph.ops[op].outputs)
-        for place in places:
+        for place in (place for place in places if place in number_of):
             for position, ref in enumerate(recorded.recording.calls[place].outputs):
                 if ref is not None and value_of.get(ref.storage) in made:
-                    found.setdefault(value_of[ref.storage], []).append((place, position))
+                    found.setdefault(value_of[ref.storage], []).append((number_of[place], position))
     return found
 
 
@@ -72,8 +87,24 @@ def _alive_after_loss(recorded: RecordedGraph, schedule: Schedule) -> set[int]:
     return alive
 
 
+def _made_anew_in_backward(recorded: RecordedGraph, schedule: Schedule) -> set[int]:
+    """Values that are freed after the loss and computed again later."""
+    freed: set[int] = set()
+    anew: set[int] = set()
+    for what, which in _happenings(recorded, schedule, {}):
+        if what == _FREE:
+            freed.add(which)
+        else:
+            anew.update(freed.intersection(recorded.graph.ops[which].outputs))
+    return anew
+
+
 def _events(
-    recorded: RecordedGraph, schedule: Schedule, dropped: set[int], contents: dict[int, list[Content]]
+    recorded: RecordedGraph,
+    calls_of: list[tuple[int, ...]],
+    schedule: Schedule,
+    dropped: set[int],
+    contents: dict[int, list[Content]],
 ) -> tuple[UnpackEvent, ...]:
     """What happens at each unpacking of a dropped value, in the order of the recording."""
     unpacked = _unpacked_before(recorded, dropped)
@@ -85,9 +116,9 @@ def _events(
     done: list[int] = []
     for number, (what, which) in enumerate(happenings):
         if what == _RUN:
-            steps.extend(recorded.calls[which])
+            steps.extend(calls_of[which])
             if last_run[which] == number:
-                done.extend(recorded.calls[which])
+                done.extend(calls_of[which])
         elif what == _FREE and which in dropped:
             steps.append(contents[which][-1])
         elif what == _UNPACK:

@@ -36,7 +36,7 @@ class Operator:
     atomics_on_cuda: bool  # whether two runs there may differ in the last bit
     of_torch: bool  # custom operators have their writes counted before they run, others afterwards
     writes: bool  # whether it changes arguments, by its schema or not
-    is_view: bool
+    passes_through: bool  # computes nothing, so that plans do not count it: views, `detach`, marks for profilers
     places: tuple[int, ...]  # of arguments that may be or contain tensors
     written: int | None  # the place of the one argument that it changes, if that is positional,
     written_name: str | None  # or its name
@@ -74,11 +74,6 @@ def operator_of(call: Any) -> Operator:
     return found
 
 
-def is_pass_through(call: Any) -> bool:
-    """Whether a call of it computes nothing, so that plans do not count it: `detach`, and marks for profilers."""
-    return call in PASS_THROUGH or (isinstance(call, OpOverload) and call.namespace == "profiler")
-
-
 def _opaque(call: Any) -> Operator:
     return Operator(
         call, call, False, False, False, False, False, (), None, None, (), False, False, False, None, None, True
@@ -107,7 +102,7 @@ def _describe(call: OpOverload) -> Operator:
         atomics_on_cuda=adds_with_atomics(call),
         of_torch=is_of_torch(call),
         writes=bool(written) or statistics is not None,
-        is_view=is_view,
+        passes_through=is_view or call in PASS_THROUGH or call.namespace == "profiler",
         places=tuple(place for place in places if not arguments[place].kwarg_only),
         written=written[0] if single and not keyword else None,
         written_name=arguments[written[0]].name if keyword else None,

@@ -2,8 +2,8 @@
 
 `TapePlan(calls=(aten.mm.default, aten.relu.default), noted=frozenset({1}), dropped=frozenset({(1, 0)}))`
 
-A *content* is what a storage holds between two writes. It is named by the call that wrote it, counted from 0 over all
-calls of forward, and the place among what this call returns: `(3, 0)` is the first result of the fourth call. An
+A *content* is what a storage holds between two writes. It is named by the call that wrote it, counted from 0 over the
+`calls` of the plan, and the place among what this call returns: `(3, 0)` is the first result of the fourth call. An
 in-place operator writes a new content of an old storage, `x.relu_()` in call 5 the content `(5, 0)`.
 """
 
@@ -39,12 +39,13 @@ class UnpackEvent:
 class TapePlan:
     """What a tape does along one known path of forward.
 
-    `calls` are the operators as a dispatch mode sees them, without those that `is_pass_through` names. The tape notes
-    those in `noted`, so that they can run again, and keeps no content in `dropped` for backward. A content can be
+    `calls` are the operators as a dispatch mode sees them, without those that compute nothing: an eager tensor and a
+    recorded one differ in when they make views anew. The tape notes those in `noted`, so that they can run again, and keeps no content in `dropped` for backward. A content can be
     dropped if its call is noted and, where it was written in place, the calls that made what was there before.
 
     Without `events`, backward recomputes on demand, and what it computes lives until its last use. `shapes` holds, for
-    some noted calls, the shape of the first result; another shape is another path. `rewritten` are calls whose first
+    some noted calls, the shape of the first result; another shape is another path. `dropped_later` are contents in
+    `dropped` that stay until an event lets go of them. `rewritten` are calls whose first
     result forward itself writes over later: such memory changes within this forward and in no other.
     """
 
@@ -52,6 +53,7 @@ class TapePlan:
     noted: frozenset[int]
     dropped: frozenset[ContentKey]
     events: tuple[UnpackEvent, ...] = ()
+    dropped_later: frozenset[ContentKey] = frozenset()
     shapes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     rewritten: frozenset[int] = frozenset()
 

@@ -73,7 +73,7 @@ class Backward:
             last = self.plan is not None and self._next_event(saved.content)
             value = self._value_of(saved)
             if last:
-                _let_go(saved.content)
+                saved.content.let_go()
             with torch.no_grad():
                 # Above the keys that count versions, so that a backward which writes to what it gets is found out.
                 return show(value, handle.layout)
@@ -122,13 +122,6 @@ class Backward:
         return None if found is None else found()
 
 
-def _let_go(content: Content) -> None:
-    content.value = None
-    saved = None if content.saved is None else content.saved()
-    if saved is not None:
-        saved.value = None
-
-
 class _Recomputation:
     """Calls that run again for one access."""
 
@@ -154,9 +147,9 @@ class _Recomputation:
                 if freed is not None:
                     self.at_hand.pop(freed, None)
                     self.private.discard(freed)
-                    _let_go(freed)
-        for content, value in self.at_hand.items():
-            content.value = value
+                    freed.let_go()
+        for content in self.private:
+            content.value = self.at_hand[content]
 
     def _run_planned(self, call: int, last: bool) -> None:
         note = self.backward.note(call)
@@ -194,7 +187,8 @@ class _Recomputation:
             content = pending.pop()
             known = self._known(content)
             if known is not None:
-                self.at_hand[content] = known  # the budget may evict it meanwhile
+                if not self.planned:
+                    self.at_hand[content] = known  # the budget may evict it meanwhile
                 continue
             note = content.note
             assert note is not None, "what no note makes is held"
@@ -258,8 +252,9 @@ class _Recomputation:
 
     def _put(self, content: Content, value: torch.Tensor) -> None:
         if self.planned:
-            self.at_hand[content] = value
-            self.private.add(content)
+            if self._known(content) is None:
+                self.at_hand[content] = value
+                self.private.add(content)
             return
         self.at_hand[content] = value
         saved = None if content.saved is None else content.saved()

@@ -32,7 +32,7 @@ from rematch.execute.tape.contents import (
 from rematch.execute.tape.draws import Draw
 from rematch.execute.tape.dynamo import KEEPS_DYNAMO_OUT, keep_dynamo_out
 from rematch.execute.tape.eviction import KeptForGood, Ledger
-from rematch.execute.tape.operators import Operator, is_pass_through, operator_of
+from rematch.execute.tape.operators import Operator, operator_of
 from rematch.execute.tape.plan import Budget, ContentKey, Parting, TapePlan
 from rematch.execute.tape.recompute import Backward
 from rematch.execute.tape.storages import CHANGING, Storages
@@ -68,6 +68,7 @@ class Tape(TorchDispatchMode):
         self.steps = () if plan is None else plan.steps
         self.planned = len(self.steps)  # calls for which the plan holds
         self.dropped: frozenset[ContentKey] | None = None if plan is None else plan.dropped  # None: what has a note
+        self.dropped_later: frozenset[ContentKey] = frozenset() if plan is None else plan.dropped_later
         self.position = 0
         self.parting: int | None = None
         self.later: list[Any] = []  # calls after the plan
@@ -108,14 +109,14 @@ class Tape(TorchDispatchMode):
                 if step.shape is not None and not _has_shape(returned, step.shape):
                     self._leave_plan()
                 return returned
-        if is_pass_through(func):
-            return func(*args, **(kwargs or {}))
+        operator = operator_of(func)
+        kwargs = kwargs or {}
+        if operator.passes_through:
+            return operator.run(*args, **kwargs)
         if self.parting is None:
             self._leave_plan()
         self.position = position + 1
         self.later.append(func)
-        operator = operator_of(func)
-        kwargs = kwargs or {}
         if self.ledger is not None and operator.repeats:
             return self._run_noted(operator, args, kwargs, position)
         if operator.writes:
@@ -223,7 +224,7 @@ class Tape(TorchDispatchMode):
         self.read.append(address)
         content = self.storages.noted.get(address)
         if content is not None and content.version == version:
-            if content.held is None and (content.constant or not content.dropped):
+            if content.held is None and (content.constant or content.dropped_later or not content.dropped):
                 content.hold(self._alias(tensor), version, address)
             return Ref(content, layout_of(tensor), tensor.requires_grad)
         found = self.storages.unknown.get(address)
@@ -281,6 +282,7 @@ class Tape(TorchDispatchMode):
                 continue  # a view of an argument, or of a result before
             content = Content(note, index, result._version, dropped is None or (note.position, index) in dropped)
             content.constant = operator.constant
+            content.dropped_later = (note.position, index) in self.dropped_later
             self.storages.put(storage, address, content)
             note.outputs.append((index, weakref.ref(content)))
 
@@ -288,6 +290,7 @@ class Tape(TorchDispatchMode):
         """After an in-place call; autograd counts the write once we return."""
         dropped = self.dropped is None or (note.position, 0) in self.dropped
         content = Content(note, 0, written._version + 1, dropped)
+        content.dropped_later = (note.position, 0) in self.dropped_later
         storage = written.untyped_storage()
         self.storages.put(storage, storage._cdata, content)
         note.outputs.append((0, weakref.ref(content)))
@@ -335,6 +338,8 @@ class Tape(TorchDispatchMode):
             saved = Saved(content, _alias(tensor), version)
             content.saved = weakref.ref(saved)
             let_go_of_memory(saved.witness)
+            if content.dropped_later and content.held is None:
+                content.hold(_alias(tensor), version, storage_address(tensor))
             if self.ledger is not None:
                 saved.size_bytes = tensor.untyped_storage().nbytes()
                 saved.put(_alias(tensor))
