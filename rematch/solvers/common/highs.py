@@ -21,6 +21,9 @@ from rematch.graph.model import Floats, Ints
 from rematch.solvers.base import Deadline
 
 ABSENT = -1  # in place of a column: no such term
+# The rule of HiGHS's presolve that substitutes columns by equations, as a bit of its option: with it, versions 1.11 to
+# 1.13 call some tiny programs with whole columns infeasible, or a dearer point the cheapest.
+_AGGREGATOR = 1 << 12
 _INTERIOR_FROM = 50_000  # columns: an interior point method is faster than the simplex from here on, on epoch models
 
 
@@ -172,6 +175,8 @@ def _loaded(model: LinearModel, *, relaxed: bool) -> Any:
     highs = highspy.Highs()
     highs.setOptionValue("output_flag", False)
     highs.setOptionValue("threads", 1)
+    if not relaxed:
+        highs.setOptionValue("presolve_rule_off", _AGGREGATOR)
     if highs.passModel(model.to_highs(relaxed=relaxed)) == highspy.HighsStatus.kError:
         raise SolverError("HiGHS refused the program: a row names a column twice, or one that does not exist")
     return highs

@@ -65,7 +65,7 @@ def test_another_path_than_the_planned_one(path: str, budget: Budget | None) -> 
     assert_same_gradients(module, plain)
     (parting,) = parted
     assert parting.calls == observe(plain, (ROWS,), {}).calls
-    assert parting.position == 9
+    assert parting.position == 8
 
 
 def test_other_shapes_are_another_path() -> None:
