@@ -86,10 +86,9 @@ _NONDETERMINISTIC_ON_CUDA = frozenset(
 )
 
 
-# Kernels that read what their forward left in a buffer of its own format: made-up numbers there crash them.
-_READS_OPAQUE_STATE = frozenset(
-    ["mkldnn_rnn_layer_backward", "_cudnn_rnn_backward", "miopen_rnn_backward", "mps_lstm_backward"]
-)
+# Kernels that read what their forward left in a buffer of its own format: made-up numbers there crash them. Others of
+# this kind get a real buffer from `with_state_of_forward`.
+_READS_OPAQUE_STATE = frozenset(["miopen_rnn_backward", "mps_lstm_backward"])
 
 
 # What they return is what the program has not written yet. The first hold garbage until somebody writes all of it; the
@@ -143,6 +142,23 @@ def _name(target: Any) -> str:
 def can_be_tried(target: Any) -> bool:
     """Whether the operator can be run on made-up tensors: it must not communicate or read state of its own format."""
     return is_of_torch(target) and target.overloadpacket.__name__ not in _READS_OPAQUE_STATE
+
+
+def with_state_of_forward(target: Any, args: Sequence[Any]) -> Sequence[Any]:
+    """Real arguments for a backward kernel, its forward's own results among them where made-up ones would crash it."""
+    if target is aten.mkldnn_rnn_layer_backward.default:
+        reverse, mode, hidden, layers, biases, trains, both_ways, batch_sizes, batch_first = args[13:22]
+        output, hy, cy, workspace = aten.mkldnn_rnn_layer.default(
+            *args[:7], reverse, batch_sizes, mode, hidden, layers, biases, both_ways, batch_first, trains
+        )
+        return [*args[:7], output, hy, cy, *args[10:22], workspace]
+    if target is aten._cudnn_rnn_backward.default:
+        dropout, trains, state = args[15], args[16], args[19]
+        if state is not None:
+            state = aten._cudnn_init_dropout_state.default(dropout, trains, 0, dtype=state.dtype, device=state.device)
+        output, _, _, reserve, _ = aten._cudnn_rnn.default(*args[:6], *args[10:19], state)
+        return [*args[:6], output, *args[7:19], state, reserve, *args[21:]]
+    return args
 
 
 def is_random(node: Node) -> bool:

@@ -20,7 +20,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from rematch.cache import RecordStore
-from rematch.capture.aten import clones_storage
+from rematch.capture.aten import clones_storage, with_state_of_forward
 from rematch.capture.cost import Call, Cost, Profile, results_of
 from rematch.capture.estimate import node_of
 from rematch.capture.joint.traced import tensors_of
@@ -106,6 +106,7 @@ def _measure(call: Call, device: torch.device) -> Profile:
     run = call.target._op if isinstance(call.target, torch._ops.OpOverload) else call.target
     try:
         with below_autograd():
+            args = with_state_of_forward(call.target, args)
             run(*args, **kwargs)  # the first run may plan, compile or load
             with PeakMemory(device) as used:
                 returned = run(*args, **kwargs)
