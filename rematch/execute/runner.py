@@ -137,6 +137,18 @@ class Runner:
             return inner
         return types.MethodType(type(self.module).forward, self.module)
 
+    @property
+    def __func__(self) -> _Unbound:
+        """As bound methods have it: libraries that wrap a module's forward bind it to the module again."""
+        return _Unbound(self)
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        """What another library had put in the place of forward, for libraries that take their wrapping off again."""
+        if self.inner is None:
+            raise AttributeError("forward was not wrapped before rematch")
+        return self.plain
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():  # inside another capture, which takes this module as part of itself
             _warn_of_bypass(type(self.module).__name__)
@@ -448,6 +460,16 @@ class Runner:
         for route in list(self._routes.values()):
             route.stale = True
         self._replays.clear()
+
+
+class _Unbound:
+    """A runner as a function whose first argument is the module."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.__wrapped__ = runner
+
+    def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return self.__wrapped__(*args, **kwargs)
 
 
 class _FirstBackward:
