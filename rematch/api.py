@@ -16,7 +16,7 @@ from torch import nn
 
 from rematch.capture.recorder import CannotRecord
 from rematch.errors import CaptureError, RematchError, unknown_name
-from rematch.execute.module import runner_of, twin_of
+from rematch.execute.module import runner_of, strip, twin_of
 from rematch.execute.runner import Runner
 from rematch.graph import Graph
 from rematch.planning.budget import parse_budget
@@ -42,6 +42,7 @@ def remat(
     time_limit: float = DEFAULT_TIME_LIMIT,
     reserve: str | int = 0,
     accumulate: bool = False,
+    in_place: bool = False,
     progress: bool | None = None,
     **options: Any,
 ) -> M:
@@ -61,10 +62,12 @@ def remat(
     solver, time_limit, options: how schedules are found; see `rematch.solvers.solve`.
     reserve: bytes to leave for what is allocated later.
     accumulate: gradients are added up over several backward passes, so plan for `.grad` being there already.
+    in_place: change and return `model` itself, for code that holds on to it already.
     progress: show what takes long; None does so on a terminal.
     """
     settings = _settings(budget, solver, time_limit, reserve, progress, options, engine=engine)
-    return _wrap(model, sample, replace(settings, accumulate=accumulate), loss=loss, optimizer=optimizer)
+    settings = replace(settings, accumulate=accumulate)
+    return _wrap(model, sample, settings, loss=loss, optimizer=optimizer, in_place=in_place)
 
 
 def plan(
@@ -191,17 +194,26 @@ def _wrap(
     loss: Loss | None = None,
     required: Plan | None = None,
     optimizer: torch.optim.Optimizer | None = None,
+    in_place: bool = False,
 ) -> M:
     twin = _twin(model)
-    runner = Runner(twin, Planner(settings, required), loss)
-    if optimizer is not None:
-        runner.expect(optimizer)
-    if sample is not None:
-        args, kwargs = as_arguments(sample)
-        _require_fitting(runner, args, kwargs)
-        runner.prepare(args, kwargs)
-    twin.__dict__["forward"] = runner
-    return twin
+    planned = model if in_place else twin
+    before = planned.__dict__.get("forward")
+    strip(planned)
+    try:
+        runner = Runner(planned, Planner(settings, required), loss)
+        if optimizer is not None:
+            runner.expect(optimizer)
+        if sample is not None:
+            args, kwargs = as_arguments(sample)
+            _require_fitting(runner, args, kwargs)
+            runner.prepare(args, kwargs)
+    except BaseException:
+        if before is not None:
+            planned.__dict__["forward"] = before
+        raise
+    planned.__dict__["forward"] = runner
+    return planned
 
 
 def as_arguments(sample: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

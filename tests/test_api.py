@@ -191,6 +191,19 @@ def test_without_a_sample_the_first_training_call_plans(loss: Any) -> None:
     assert any(plan.recomputed for plan in rematch.plans_of(module))
 
 
+def test_in_place_the_module_itself_trains_inside_the_budget(known_plan: Plan) -> None:
+    plain = Net()
+    module = copy.deepcopy(plain)
+    budget = known_plan.figures.budget_bytes
+    assert rematch.remat(module, batch(), budget=budget, loss=mean_square, in_place=True) is module
+    first = rematch.plans_of(module)
+    assert first[0].recomputed
+    with pytest.raises(BudgetInfeasible):
+        rematch.remat(module, batch(), budget=1000, loss=mean_square, in_place=True)
+    assert rematch.plans_of(module) == first, "a budget that is refused leaves the module as it was"
+    assert_trains_alike(module, plain, batch(), mean_square)
+
+
 def test_budgets_in_all_forms(known_plan: Plan) -> None:
     whole_bytes = known_plan.figures.baseline_peak_bytes
     for budget, budget_bytes in {

@@ -62,6 +62,7 @@ MAY_IMPORT = {
     "report.figure": {*BASE, "files"},
     "report.progress": {*BASE, "solvers.base"},
     "api": {*BASE, "capture", "execute", "graph", "planning", "solvers"},
+    "integrations": {*BASE, "api", "execute.module"},
     "trial": {"api", "capture"},
     "demo": {*BASE, "api", "trial"},
     "doctor": {*BASE, "rematch", "api", "cache", "graph", "solvers", "trial"},

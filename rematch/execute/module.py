@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from rematch.execute.runner import Runner
+from rematch.execute.runner import Runner, Unbound
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -41,6 +41,8 @@ def runner_of(module: nn.Module) -> Runner | None:
     while forward is not None and not isinstance(forward, Runner):
         if isinstance(forward, types.MethodType):
             forward = forward.__func__
+        elif isinstance(forward, Unbound):
+            forward = forward.runner
         else:
             forward = getattr(forward, "__wrapped__", None)
     return forward

@@ -138,9 +138,14 @@ class Runner:
         return types.MethodType(type(self.module).forward, self.module)
 
     @property
-    def __func__(self) -> _Unbound:
+    def has_trained(self) -> bool:
+        """Whether a call with gradients has come."""
+        return bool(self._routes)
+
+    @property
+    def __func__(self) -> Unbound:
         """As bound methods have it: libraries that wrap a module's forward bind it to the module again."""
-        return _Unbound(self)
+        return Unbound(self)
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
@@ -462,14 +467,14 @@ class Runner:
         self._replays.clear()
 
 
-class _Unbound:
+class Unbound:
     """A runner as a function whose first argument is the module."""
 
     def __init__(self, runner: Runner) -> None:
-        self.__wrapped__ = runner
+        self.runner = runner
 
     def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return self.__wrapped__(*args, **kwargs)
+        return self.runner(*args, **kwargs)
 
 
 class _FirstBackward:
