@@ -38,7 +38,8 @@ STACK_ROWS = 1024
 _EARLY_ONE_IN = 8  # evictions: what is evicted is computed again some time before its next use
 
 
-inner = njit(cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)  # called from compiled code only
+# Called from compiled code only, on arrays that the caller holds, so that nothing is gained by counting references.
+inner = njit(cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False)
 
 
 class Model(NamedTuple):
