@@ -68,7 +68,6 @@ class LocalSearch:
         self._cycle_length = _FIRST_CYCLE
         self._cycle_from = 0  # the move at which the present cycle began
         self._heat = _HOT
-        self._weight = _FIRST_WEIGHT * _COST_UNITS / max(1, int(self._state.counters[local_search_kernels.EXCESS]))
         has_outputs = np.diff(self._model.outputs_ptr) > 0
         movable = has_outputs & (self._model.last_stage >= self._model.first_stage)
         self._mean_cost = max(1.0, float(self._model.cost[movable].mean())) if movable.any() else 0.0
@@ -77,6 +76,7 @@ class LocalSearch:
         self._best: Schedule | None = None  # made when asked for
         self._best_seconds: float | None = None
         self._load(self._best_rows)
+        self._weight = _FIRST_WEIGHT * _COST_UNITS / max(1, int(self._state.counters[local_search_kernels.EXCESS]))
         if start is not None:
             self.adopt(start)
 
@@ -244,7 +244,7 @@ def _rows_by_position(pointer: Ints, entries: Ints, order: Ints) -> list[list[in
 
 
 def make_state(model: Model, seed: int, room: int) -> State:
-    """The state without recomputation, with room for that many."""
+    """The state without recomputation, with room for that many; `load` settles its stages."""
     from rematch.solvers.common import local_search_kernels as k
 
     stages = len(model.workspace)
@@ -263,7 +263,7 @@ def make_state(model: Model, seed: int, room: int) -> State:
     counters[k.BEST_COST] = k.NO_BEST
     counters[k.EXCESS] = np.maximum(alive - model.budget[0], 0).sum()
     counters[k.DIRTY] = stages
-    state = k.State(
+    return k.State(
         nodes=nodes,
         until=until,
         pool=np.arange(stages, stages + room, dtype=np.int32),
@@ -279,5 +279,3 @@ def make_state(model: Model, seed: int, room: int) -> State:
         levels=np.ones(k.LEVELS),
         random=np.random.SeedSequence(seed).generate_state(1, np.uint64) | np.uint64(1),  # never 0: xorshift
     )
-    k.settle(model, state)
-    return state

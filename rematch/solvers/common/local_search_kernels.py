@@ -99,74 +99,68 @@ def chance(random):
 
 
 @inner
-def may_run_again(m, op, stage):
-    return m.first_stage[op] <= stage <= m.last_stage[op]
-
-
-@inner
-def copy_at(m, s, value, stage):
+def copy_at(nodes, producer, held_from, value, stage):
     """The node whose copy of `value` is the one to read in `stage`."""
-    limit = min(stage, m.held_from[value])
-    node = m.producer[value]
-    following = s.nodes[node, OP_NEXT]
-    while following >= 0 and s.nodes[following, STAGE] <= limit:
+    limit = min(stage, held_from[value])
+    node = producer[value]
+    following = nodes[node, OP_NEXT]
+    while following >= 0 and nodes[following, STAGE] <= limit:
         node = following
-        following = s.nodes[node, OP_NEXT]
+        following = nodes[node, OP_NEXT]
     return node
 
 
 @inner
-def last_read(m, s, value, first, end):
+def last_read(nodes, users_ptr, users, value, first, end):
     """The last stage in [first, end) that reads `value`, or -1."""
     latest = -1
-    for i in range(m.users_ptr[value], m.users_ptr[value + 1]):
-        node = m.users[i]
-        while node >= 0 and s.nodes[node, STAGE] < end:
-            if s.nodes[node, STAGE] > latest:
-                latest = s.nodes[node, STAGE]
-            node = s.nodes[node, OP_NEXT]
+    for i in range(users_ptr[value], users_ptr[value + 1]):
+        node = users[i]
+        while node >= 0 and nodes[node, STAGE] < end:
+            if nodes[node, STAGE] > latest:
+                latest = nodes[node, STAGE]
+            node = nodes[node, OP_NEXT]
     return latest if latest >= first else -1
 
 
 @inner
-def next_read(m, s, value, after):
-    """The first stage later than `after` that reads `value`, or n + 1."""
-    first = len(s.peak)
-    for i in range(m.users_ptr[value], m.users_ptr[value + 1]):
-        node = m.users[i]
+def next_read(nodes, users_ptr, users, value, after, none):
+    """The first stage later than `after` that reads `value`, or `none`."""
+    first = none
+    for i in range(users_ptr[value], users_ptr[value + 1]):
+        node = users[i]
         while node >= 0:
-            stage = s.nodes[node, STAGE]
+            stage = nodes[node, STAGE]
             if stage > after:
                 first = min(first, stage)
                 break
-            node = s.nodes[node, OP_NEXT]
+            node = nodes[node, OP_NEXT]
     return first
 
 
 @inner
-def shift(m, s, first, last, change):
+def shift(peak, counters, budget, first, last, change):
     """Add `change` bytes to what is alive at the start of stages first..last."""
-    budget = m.budget[0]
     excess = 0
-    peaks = s.peak[first : last + 1]  # a slice, and loops from 0, so that the compiler can use vector instructions
+    peaks = peak[first : last + 1]  # a slice, and loops from 0, so that the compiler can use vector instructions
     for i in range(len(peaks)):
         before = peaks[i] - budget
         after = before + change
         peaks[i] += change
         excess += max(after, 0) - max(before, 0)
-    s.counters[EXCESS] += excess
+    counters[EXCESS] += excess
 
 
 @inner
-def touch(s, stage):
+def touch(dirty, is_dirty, counters, stage):
     """Put `stage` on the list of stages to settle."""
-    if not s.is_dirty[stage]:
-        s.is_dirty[stage] = True
-        s.dirty[s.counters[DIRTY]] = stage
-        s.counters[DIRTY] += 1
+    if not is_dirty[stage]:
+        is_dirty[stage] = True
+        dirty[counters[DIRTY]] = stage
+        counters[DIRTY] += 1
 
 
-@njit(cache=True, nogil=True)
+@inner
 def settle(m, s):
     """Find the peaks of the stages on the list again, walking each from its end to its start."""
     budget = m.budget[0]
@@ -195,7 +189,7 @@ def settle(m, s):
                 value = m.inputs[i]
                 if s.mark[value] != stamp:
                     s.mark[value] = stamp
-                    if s.until[copy_at(m, s, value, stage), m.slot[value]] <= stage:
+                    if s.until[copy_at(s.nodes, m.producer, m.held_from, value, stage), m.slot[value]] <= stage:
                         memory += m.size[value]
             most = max(most, memory + m.workspace[op] + doubled)
             memory -= made
@@ -209,58 +203,58 @@ def settle(m, s):
 
 
 @inner
-def link(s, stage, op):
+def link(nodes, pool, counters, stage, op):
     """Take a node from the pool and hang it into both lists."""
-    node = s.pool[s.counters[RECOMPUTED]]
-    s.nodes[node, PLACE] = s.counters[RECOMPUTED]
-    s.counters[RECOMPUTED] += 1
-    s.nodes[node, STAGE] = stage
-    s.nodes[node, OP] = op
+    node = pool[counters[RECOMPUTED]]
+    nodes[node, PLACE] = counters[RECOMPUTED]
+    counters[RECOMPUTED] += 1
+    nodes[node, STAGE] = stage
+    nodes[node, OP] = op
     before = np.int32(op)
-    following = s.nodes[before, OP_NEXT]
-    while following >= 0 and s.nodes[following, STAGE] < stage:
+    following = nodes[before, OP_NEXT]
+    while following >= 0 and nodes[following, STAGE] < stage:
         before = following
-        following = s.nodes[before, OP_NEXT]
-    s.nodes[before, OP_NEXT] = node
-    s.nodes[node, OP_PREV] = before
-    s.nodes[node, OP_NEXT] = following
+        following = nodes[before, OP_NEXT]
+    nodes[before, OP_NEXT] = node
+    nodes[node, OP_PREV] = before
+    nodes[node, OP_NEXT] = following
     if following >= 0:
-        s.nodes[following, OP_PREV] = node
+        nodes[following, OP_PREV] = node
     following = np.int32(stage)
-    before = s.nodes[following, STAGE_PREV]
-    while before >= 0 and s.nodes[before, OP] > op:
+    before = nodes[following, STAGE_PREV]
+    while before >= 0 and nodes[before, OP] > op:
         following = before
-        before = s.nodes[following, STAGE_PREV]
-    s.nodes[following, STAGE_PREV] = node
-    s.nodes[node, STAGE_NEXT] = following
-    s.nodes[node, STAGE_PREV] = before
+        before = nodes[following, STAGE_PREV]
+    nodes[following, STAGE_PREV] = node
+    nodes[node, STAGE_NEXT] = following
+    nodes[node, STAGE_PREV] = before
     if before >= 0:
-        s.nodes[before, STAGE_NEXT] = node
+        nodes[before, STAGE_NEXT] = node
     return node
 
 
 @inner
-def unlink(s, node):
+def unlink(nodes, pool, counters, node):
     """Take a node out of both lists, back to the pool."""
-    before, following = s.nodes[node, OP_PREV], s.nodes[node, OP_NEXT]
-    s.nodes[before, OP_NEXT] = following
+    before, following = nodes[node, OP_PREV], nodes[node, OP_NEXT]
+    nodes[before, OP_NEXT] = following
     if following >= 0:
-        s.nodes[following, OP_PREV] = before
-    before, following = s.nodes[node, STAGE_PREV], s.nodes[node, STAGE_NEXT]
-    s.nodes[following, STAGE_PREV] = before
+        nodes[following, OP_PREV] = before
+    before, following = nodes[node, STAGE_PREV], nodes[node, STAGE_NEXT]
+    nodes[following, STAGE_PREV] = before
     if before >= 0:
-        s.nodes[before, STAGE_NEXT] = following
-    s.counters[RECOMPUTED] -= 1
-    place, last = s.nodes[node, PLACE], s.pool[s.counters[RECOMPUTED]]
-    s.pool[place] = last
-    s.nodes[last, PLACE] = place
-    s.pool[s.counters[RECOMPUTED]] = node
+        nodes[before, STAGE_NEXT] = following
+    counters[RECOMPUTED] -= 1
+    place, last = nodes[node, PLACE], pool[counters[RECOMPUTED]]
+    pool[place] = last
+    nodes[last, PLACE] = place
+    pool[counters[RECOMPUTED]] = node
 
 
 @inner
 def add(m, s, stage, op):
     """Compute `op` again in `stage`, where it is not yet. Returns its node."""
-    node = link(s, stage, op)
+    node = link(s.nodes, s.pool, s.counters, stage, op)
     earlier = s.nodes[node, OP_PREV]
     born = np.int64(s.nodes[earlier, STAGE])
     first = m.outputs_ptr[op]
@@ -271,19 +265,19 @@ def add(m, s, stage, op):
         if end < stage or stage > m.held_from[value]:
             continue
         s.until[node, i - first] = end  # the reads from here on are of the new copy
-        read = last_read(m, s, value, born, stage)
+        read = last_read(s.nodes, m.users_ptr, m.users, value, born, stage)
         s.until[earlier, i - first] = read
-        shift(m, s, max(read, born) + 1, stage, -m.size[value])
-        touch(s, max(read, born))
+        shift(s.peak, s.counters, m.budget[0], max(read, born) + 1, stage, -m.size[value])
+        touch(s.dirty, s.is_dirty, s.counters, max(read, born))
     for i in range(m.inputs_ptr[op], m.inputs_ptr[op + 1]):
         value = m.inputs[i]
-        source, slot = copy_at(m, s, value, stage), m.slot[value]
+        source, slot = copy_at(s.nodes, m.producer, m.held_from, value, stage), m.slot[value]
         if s.until[source, slot] < stage:
             end = np.int64(max(s.until[source, slot], s.nodes[source, STAGE]))
             s.until[source, slot] = stage
-            shift(m, s, end + 1, stage, m.size[value])
-            touch(s, end)
-    touch(s, stage)
+            shift(s.peak, s.counters, m.budget[0], end + 1, stage, m.size[value])
+            touch(s.dirty, s.is_dirty, s.counters, end)
+    touch(s.dirty, s.is_dirty, s.counters, stage)
     s.counters[COST] += m.cost[op]
     return node
 
@@ -292,35 +286,35 @@ def add(m, s, stage, op):
 def remove(m, s, node):
     """Leave out one recomputation: what read its outputs reads the copies before."""
     stage, op, earlier = np.int64(s.nodes[node, STAGE]), s.nodes[node, OP], s.nodes[node, OP_PREV]
-    unlink(s, node)
+    unlink(s.nodes, s.pool, s.counters, node)
     for i in range(m.inputs_ptr[op], m.inputs_ptr[op + 1]):
         value = m.inputs[i]
-        source, slot = copy_at(m, s, value, stage), m.slot[value]
+        source, slot = copy_at(s.nodes, m.producer, m.held_from, value, stage), m.slot[value]
         if s.until[source, slot] == stage:
-            read = last_read(m, s, value, s.nodes[source, STAGE], stage + 1)
+            read = last_read(s.nodes, m.users_ptr, m.users, value, np.int64(s.nodes[source, STAGE]), stage + 1)
             s.until[source, slot] = read
             end = max(read, s.nodes[source, STAGE])
-            shift(m, s, end + 1, stage, -m.size[value])
-            touch(s, end)
+            shift(s.peak, s.counters, m.budget[0], end + 1, stage, -m.size[value])
+            touch(s.dirty, s.is_dirty, s.counters, end)
     first = m.outputs_ptr[op]
     for i in range(first, m.outputs_ptr[op + 1]):
         value = m.outputs[i]
         if s.until[node, i - first] >= 0:
             end = np.int64(max(s.until[earlier, i - first], s.nodes[earlier, STAGE]))
             s.until[earlier, i - first] = s.until[node, i - first]
-            shift(m, s, end + 1, stage, m.size[value])
-            touch(s, end)
-    touch(s, stage)
+            shift(s.peak, s.counters, m.budget[0], end + 1, stage, m.size[value])
+            touch(s.dirty, s.is_dirty, s.counters, end)
+    touch(s.dirty, s.is_dirty, s.counters, stage)
     s.counters[COST] -= m.cost[op]
 
 
 @inner
-def node_at(s, stage, op):
+def node_at(nodes, stage, op):
     """The node of `op` in `stage`, or -1."""
     node = np.int32(op)
-    while node >= 0 and s.nodes[node, STAGE] < stage:
-        node = s.nodes[node, OP_NEXT]
-    return node if node >= 0 and s.nodes[node, STAGE] == stage else np.int32(-1)
+    while node >= 0 and nodes[node, STAGE] < stage:
+        node = nodes[node, OP_NEXT]
+    return node if node >= 0 and nodes[node, STAGE] == stage else np.int32(-1)
 
 
 @inner
@@ -333,7 +327,7 @@ def toggle(m, s, stage, op, adding):
     s.counters[JOURNAL] = row + 1
     if adding:
         return add(m, s, stage, op)
-    node = node_at(s, stage, op)
+    node = node_at(s.nodes, stage, op)
     remove(m, s, node)
     return node
 
@@ -344,27 +338,22 @@ def undo(m, s):
     for row in range(s.counters[JOURNAL] - 1, -1, -1):
         stage, op = np.int64(s.journal[row, 0]), s.journal[row, 1]
         if s.journal[row, 2]:
-            remove(m, s, node_at(s, stage, op))
+            remove(m, s, node_at(s.nodes, stage, op))
         else:
             add(m, s, stage, op)
     s.counters[JOURNAL] = 0
 
 
 @inner
-def is_unread(m, s, node):
+def is_unread(nodes, until, outputs_ptr, node):
     """Whether `node` is a recomputation whose outputs nobody reads."""
-    if node < len(s.peak):
+    if node < len(outputs_ptr) - 1:
         return False
-    op = s.nodes[node, OP]
+    op = nodes[node, OP]
     latest = -1
-    for slot in range(m.outputs_ptr[op + 1] - m.outputs_ptr[op]):
-        latest = max(latest, s.until[node, slot])
+    for slot in range(outputs_ptr[op + 1] - outputs_ptr[op]):
+        latest = max(latest, until[node, slot])
     return latest < 0
-
-
-@inner
-def has_room(s):
-    return s.counters[JOURNAL] < JOURNAL_ROWS - 8 and s.counters[RECOMPUTED] < len(s.pool) - 8
 
 
 @inner
@@ -380,8 +369,8 @@ def prune(m, s, node):
             return
         toggle(m, s, stage, op, False)
         for i in range(m.inputs_ptr[op], m.inputs_ptr[op + 1]):
-            source = copy_at(m, s, m.inputs[i], stage)
-            if is_unread(m, s, source):
+            source = copy_at(s.nodes, m.producer, m.held_from, m.inputs[i], stage)
+            if is_unread(s.nodes, s.until, m.outputs_ptr, source):
                 waiting = False
                 for j in range(height):
                     waiting |= s.stack[j] == source
@@ -403,7 +392,8 @@ def recompute(m, s, stage, op, around, deep, shallow, most):
     while height > 0:
         height -= 1
         op = s.stack[height]
-        if node_at(s, stage, op) >= 0 or not has_room(s):
+        has_room = s.counters[JOURNAL] < JOURNAL_ROWS - 8 and s.counters[RECOMPUTED] < len(s.pool) - 8
+        if node_at(s.nodes, stage, op) >= 0 or not has_room:
             continue
         added += 1
         if added > most or s.counters[COST] + m.cost[op] > s.levels[COST_LIMIT]:
@@ -411,31 +401,31 @@ def recompute(m, s, stage, op, around, deep, shallow, most):
             return
         for i in range(m.inputs_ptr[op], m.inputs_ptr[op + 1]):
             value = m.inputs[i]
-            source = copy_at(m, s, value, stage)
+            source = copy_at(s.nodes, m.producer, m.held_from, value, stage)
             end = max(s.until[source, m.slot[value]], s.nodes[source, STAGE])
             maker = m.producer[value]
-            if end >= stage or not may_run_again(m, maker, stage) or stage > m.held_from[value]:
+            if end >= stage or not m.first_stage[maker] <= stage <= m.last_stage[maker] or stage > m.held_from[value]:
                 continue
             if chance(s.random) < (deep if end < around else shallow) and height < len(s.stack):
                 s.stack[height] = maker
                 height += 1
         node = toggle(m, s, stage, op, True)
         earlier = s.nodes[node, OP_PREV]
-        if is_unread(m, s, earlier):
+        if is_unread(s.nodes, s.until, m.outputs_ptr, earlier):
             toggle(m, s, np.int64(s.nodes[earlier, STAGE]), op, False)
 
 
 @inner
-def crowded_stage(m, s):
+def crowded_stage(peak, excess, budget, random):
     """A stage over the budget, the next from a random one on; a random stage if there is none."""
-    stages = len(s.peak)
-    start = draw(s.random, stages)
-    if s.counters[EXCESS] > 0:
+    stages = len(peak)
+    start = draw(random, stages)
+    if excess > 0:
         for stage in range(start, stages):
-            if s.peak[stage] > m.budget[0]:
+            if peak[stage] > budget:
                 return stage
         for stage in range(start):
-            if s.peak[stage] > m.budget[0]:
+            if peak[stage] > budget:
                 return stage
     return start
 
@@ -457,13 +447,15 @@ def evict(m, s, stage, rivals):
         op = m.producer[value]
         if m.last_stage[op] <= stage or op >= stage or m.size[value] == 0:
             continue
-        node = copy_at(m, s, value, stage)
+        node = copy_at(s.nodes, m.producer, m.held_from, value, stage)
         if s.until[node, m.slot[value]] <= stage or s.nodes[node, STAGE] >= stage:
             continue
-        read = last_read(m, s, value, s.nodes[node, STAGE], stage + 1)
+        read = last_read(s.nodes, m.users_ptr, m.users, value, np.int64(s.nodes[node, STAGE]), stage + 1)
         if read == stage:
             continue
-        following = min(next_read(m, s, value, stage), m.last_stage[op], m.held_from[value])
+        following = min(
+            next_read(s.nodes, m.users_ptr, m.users, value, stage, len(s.peak)), m.last_stage[op], m.held_from[value]
+        )
         if following <= stage or following < m.first_stage[op]:
             continue
         rivals -= 1
@@ -488,13 +480,13 @@ def move_elsewhere(m, s, node):
     target = stage
     if kind == 0:
         value = m.outputs[m.outputs_ptr[op] + draw(s.random, m.outputs_ptr[op + 1] - m.outputs_ptr[op])]
-        target = next_read(m, s, value, stage)
+        target = next_read(s.nodes, m.users_ptr, m.users, value, stage, len(s.peak))
     elif kind == 1 and m.inputs_ptr[op + 1] > m.inputs_ptr[op]:
         value = m.inputs[m.inputs_ptr[op] + draw(s.random, m.inputs_ptr[op + 1] - m.inputs_ptr[op])]
-        target = np.int64(s.nodes[copy_at(m, s, value, stage), STAGE])
+        target = np.int64(s.nodes[copy_at(s.nodes, m.producer, m.held_from, value, stage), STAGE])
     else:
         target = stage + draw(s.random, 17) - 8
-    if not may_run_again(m, op, target) or node_at(s, target, op) >= 0:
+    if not m.first_stage[op] <= target <= m.last_stage[op] or node_at(s.nodes, target, op) >= 0:
         return
     toggle(m, s, stage, op, False)
     recompute(m, s, target, op, target, 0.0, 0.3, np.int64(4))
@@ -507,7 +499,7 @@ def propose(m, s):
     lot = draw(s.random, 100)
     crowded = s.counters[EXCESS] > 0
     if count == 0 or lot < (50 if crowded else 10):
-        evict(m, s, crowded_stage(m, s), 1 + draw(s.random, 3))
+        evict(m, s, crowded_stage(s.peak, s.counters[EXCESS], m.budget[0], s.random), 1 + draw(s.random, 3))
         return
     node = s.pool[draw(s.random, count)]
     if lot < 70:
@@ -517,7 +509,7 @@ def propose(m, s):
     else:
         prune(m, s, node)
         settle(m, s)
-        evict(m, s, crowded_stage(m, s), 1 + draw(s.random, 3))
+        evict(m, s, crowded_stage(s.peak, s.counters[EXCESS], m.budget[0], s.random), 1 + draw(s.random, 3))
 
 
 @inner
