@@ -244,7 +244,7 @@ def _rows_by_position(pointer: Ints, entries: Ints, order: Ints) -> list[list[in
 
 
 def make_state(model: Model, seed: int, room: int) -> State:
-    """The state without recomputation, with room for that many; `load` settles its stages."""
+    """The state without recomputation, with room for that many."""
     from rematch.solvers.common import local_search_kernels as k
 
     stages = len(model.workspace)
@@ -263,7 +263,7 @@ def make_state(model: Model, seed: int, room: int) -> State:
     counters[k.BEST_COST] = k.NO_BEST
     counters[k.EXCESS] = np.maximum(alive - model.budget[0], 0).sum()
     counters[k.DIRTY] = stages
-    return k.State(
+    state = k.State(
         nodes=nodes,
         until=until,
         pool=np.arange(stages, stages + room, dtype=np.int32),
@@ -279,3 +279,5 @@ def make_state(model: Model, seed: int, room: int) -> State:
         levels=np.ones(k.LEVELS),
         random=np.random.SeedSequence(seed).generate_state(1, np.uint64) | np.uint64(1),  # never 0: xorshift
     )
+    k.load(model, state, np.zeros((0, 2), dtype=np.int32))  # which finds the peaks of all stages
+    return state
