@@ -224,12 +224,16 @@ def ours(
     started = time.perf_counter()
     with setting.context():
         try:
-            inside = rematch.remat(model, sample, budget=budget, loss=setting.loss, time_limit=limit, progress=False)
+            inside = rematch.remat(
+                model, sample, budget=budget, loss=setting.loss, time_limit=limit, progress=False, cache=False
+            )
         except rematch.BudgetInfeasible as refusal:
             if refusal.feasible_from_bytes is None:
                 raise
             budget = refusal.feasible_from_bytes
-            inside = rematch.remat(model, sample, budget=budget, loss=setting.loss, time_limit=limit, progress=False)
+            inside = rematch.remat(
+                model, sample, budget=budget, loss=setting.loss, time_limit=limit, progress=False, cache=False
+            )
     plan_seconds = time.perf_counter() - started
     trial = Trial(inside, setting.loss, setting.context)
     equal = same_outcome(trial, eager, sample) if same_outcome(eager, eager, sample) else None

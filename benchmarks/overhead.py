@@ -56,7 +56,9 @@ def run(case: Case, rounds: int) -> Row:
     torch.manual_seed(0)
     model, sample = case.build(), case.sample()
     with _watched() as spent:
-        kept = rematch.remat(model, sample, budget="100%", loss=case.loss, solver="noremat", progress=False)
+        kept = rematch.remat(
+            model, sample, budget="100%", loss=case.loss, solver="noremat", progress=False, cache=False
+        )
         eager, ours = Trial(model, case.loss), Trial(kept, case.loss)
         alternate([eager, ours], sample, rounds=5)
     before, after = alternate([eager, ours], sample, rounds, CLOCK)

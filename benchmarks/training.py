@@ -62,7 +62,7 @@ def run(case: Case, budget: str, limit: float, rounds: int) -> Row:
     torch.manual_seed(0)
     model, sample = case.build(), case.sample()
     started = time.perf_counter()
-    inside = rematch.remat(model, sample, budget=budget, loss=case.loss, time_limit=limit, progress=False)
+    inside = rematch.remat(model, sample, budget=budget, loss=case.loss, time_limit=limit, progress=False, cache=False)
     plan_seconds = time.perf_counter() - started
     plain, ours = Trial(model, case.loss), Trial(inside, case.loss)
     equal = same_outcome(ours, plain, sample)

@@ -43,6 +43,7 @@ def remat(
     reserve: str | int = 0,
     accumulate: bool = False,
     in_place: bool = False,
+    cache: bool = True,
     progress: bool | None = None,
     **options: Any,
 ) -> M:
@@ -63,10 +64,11 @@ def remat(
     reserve: bytes to leave for what is allocated later.
     accumulate: gradients are added up over several backward passes, so plan for `.grad` being there already.
     in_place: change and return `model` itself, for code that holds on to it already.
+    cache: use the plan of an earlier start of the same training, if there is one, and keep this one for later starts.
     progress: show what takes long; None does so on a terminal.
     """
     settings = _settings(budget, solver, time_limit, reserve, progress, options, engine=engine)
-    settings = replace(settings, accumulate=accumulate)
+    settings = replace(settings, accumulate=accumulate, cache=cache)
     return _wrap(model, sample, settings, loss=loss, optimizer=optimizer, in_place=in_place)
 
 
@@ -83,6 +85,7 @@ def plan(
     time_limit: float = DEFAULT_TIME_LIMIT,
     reserve: str | int = 0,
     accumulate: bool = False,
+    cache: bool = True,
     progress: bool | None = None,
     **options: Any,
 ) -> Plan:
@@ -91,7 +94,7 @@ def plan(
     device: the name of a device that is not here ("h100"), to plan for it by its figures.
     """
     settings = _settings(budget, solver, time_limit, reserve, progress, options, device, engine)
-    settings = replace(settings, accumulate=accumulate)
+    settings = replace(settings, accumulate=accumulate, cache=cache)
     runner = runner_of(_wrap(model, _required_sample(sample), settings, loss=loss, optimizer=optimizer))
     assert runner is not None
     if not runner.planner.plans:

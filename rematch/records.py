@@ -2,9 +2,10 @@
 
 `from_json(Point, to_json(Point(1, 2.0)), "point")`
 
-Fields may be dataclasses, enums (by value), literals, tuples, optional or one of several types, str, int, float, bool,
-and classes added with `add_codec`. Data that does not fit raises `FormatError`, which names the place. Numbers must be
-finite and whole numbers fit 64 bits, so that nobody who computes with them has to expect anything else.
+Fields may be dataclasses, enums (by value), literals, tuples, frozen sets, mappings (as pairs), optional or one of
+several types, str, int, float, bool, `Any` (as it is in the JSON), and classes added with `add_codec`. Data that does
+not fit raises `FormatError`, which names the place. Numbers must be finite and whole numbers fit 64 bits, so that
+nobody who computes with them has to expect anything else.
 
 A decoder is made once for each type, and the place is put together only when there is an error to report: graphs of
 many thousand operators are read through here.
@@ -15,7 +16,7 @@ from __future__ import annotations
 import json
 import math
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -70,6 +71,10 @@ def to_json(record: Any, *, defaults: bool = True) -> Any:
         return record.value
     if isinstance(record, tuple):
         return [to_json(entry, defaults=defaults) for entry in record]
+    if isinstance(record, frozenset):
+        return [to_json(entry, defaults=defaults) for entry in sorted(record)]
+    if isinstance(record, Mapping):
+        return [[to_json(part, defaults=defaults) for part in pair] for pair in record.items()]
     if is_dataclass(kind):
         row = {}
         for name, default in _defaults(kind):
@@ -108,6 +113,11 @@ def _decoder(kind: Any, strict: bool) -> _Decoder:
         return _one_of_several(get_args(kind), strict)
     if get_origin(kind) is tuple:
         return _tuple(get_args(kind), strict)
+    if get_origin(kind) is frozenset:
+        members = _list_of(get_args(kind)[0], strict)
+        return lambda data: frozenset(members(data))
+    if get_origin(kind) is Mapping:
+        return _pairs(get_args(kind), strict)
     if get_origin(kind) is Literal:
         return _choice({name: name for name in get_args(kind)})
     if isinstance(kind, type) and issubclass(kind, Enum):
@@ -157,7 +167,7 @@ def _number(data: Any) -> float:
     return found
 
 
-_SIMPLE: dict[Any, _Decoder] = {str: _text, bool: _flag, int: _whole, float: _number}
+_SIMPLE: dict[Any, _Decoder] = {str: _text, bool: _flag, int: _whole, float: _number, Any: lambda data: data}
 
 
 def _coded(codec: _Codec, strict: bool) -> _Decoder:
@@ -207,6 +217,17 @@ def _tuple(kinds: Sequence[Any], strict: bool) -> _Decoder:
         if type(data) is not list or len(data) != len(decoders):
             raise _misfit(f"a list of {len(decoders)}", data)
         return tuple(one(entry) for one, entry in zip(decoders, data, strict=True))
+
+    return decode
+
+
+def _pairs(kinds: Sequence[Any], strict: bool) -> _Decoder:
+    pair = _tuple(kinds, strict)
+
+    def decode(data: Any) -> dict[Any, Any]:
+        if type(data) is not list:
+            raise _misfit("a list of pairs", data)
+        return dict(pair(entry) for entry in data)
 
     return decode
 

@@ -13,7 +13,8 @@ settings.load_profile("rematch")
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Measured costs are shared among the tests of one run, and never with the user's."""
+    """Measured costs are shared among the tests of one run, and never with the user's. Every test makes its plans."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("REMATCH_CACHE", str(tmp_path_factory.mktemp("costs")))
+        patch.setenv("REMATCH_PLAN_CACHE", "off")
         yield

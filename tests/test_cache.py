@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from rematch.cache import RecordStore, cache_folder
+from rematch.cache import RecordFolder, RecordStore, cache_folder
+from rematch.records import from_json
 
 
 @dataclass(frozen=True)
@@ -76,3 +78,56 @@ for number in range(8):
     running = [subprocess.Popen([sys.executable, "-c", code, str(process)]) for process in range(4)]
     assert [process.wait() for process in running] == [0] * 4
     assert len(RecordStore(float, "costs.json").records) == 32
+
+
+# Records in files of their own
+
+
+def records(most_bytes: int = 10_000) -> RecordFolder[Cost]:
+    return RecordFolder("many", decode=lambda data: from_json(Cost, data), most_bytes=most_bytes)
+
+
+def test_a_folder_keeps_records_by_any_key(folder: Path) -> None:
+    for number, key in enumerate(("a", "../../b", "c" * 5000, "\ud800")):
+        records().put(key, Cost(float(number)), label=f"number {number}")
+        assert records().get(key) == Cost(float(number))
+    assert {path.parent for path in folder.rglob("*.entry")} == {folder / "many"}
+    assert (folder / "many").stat().st_mode & 0o077 == 0
+    assert sorted(entry.label for entry in records().entries()) == [f"number {number}" for number in range(4)]
+    records().delete("a")
+    assert records().get("a") is None
+    assert records().clear() == 3
+    assert records().entries() == []
+
+
+def test_what_nobody_used_for_longest_makes_room(folder: Path) -> None:
+    large = Cost(1.0, tuple(range(400)))
+    for number in range(4):
+        records().put(str(number), large)
+        for age, path in enumerate(sorted((folder / "many").iterdir(), key=lambda path: -path.stat().st_mtime)):
+            os.utime(path, (1e9 - age, 1e9 - age))
+    assert records().get("0") == large  # used now
+    records().put("5", large)
+    held = sum(path.stat().st_size for path in (folder / "many").iterdir())
+    records(held).put("6", large)
+    assert [records().get(str(number)) is not None for number in (0, 1, 5, 6)] == [True, False, True, True]
+    records(100).put("7", large)
+    assert records().get("7") is None, "too large for the whole folder"
+    assert records().get("6") == large
+
+
+def test_what_a_killed_process_left_goes_when_it_is_old(folder: Path) -> None:
+    records().put("a", Cost(1.0))
+    old, new, other = (folder / "many" / name for name in (".1.partial", ".2.partial", "notes.txt"))
+    for path in (old, new, other):
+        path.write_text("half a rec")
+    os.utime(old, (1e9, 1e9))
+    records().put("b", Cost(1.0))
+    assert [path.exists() for path in (old, new, other)] == [False, True, True]
+
+
+def test_a_file_of_another_user_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records().put("a", Cost(1.0))
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert records().get("a") is None
+    assert records().entries()

@@ -159,6 +159,7 @@ def _planned(entry: Entry, time_limit: float, found: dict[str, Any]) -> tuple[Ex
                     loss=example.loss,
                     time_limit=time_limit,
                     progress=False,
+                    cache=False,
                 )
         except rematch.BudgetInfeasible as error:
             if not budgets and not isinstance(budget, int) and error.feasible_from_bytes is not None:

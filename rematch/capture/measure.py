@@ -41,7 +41,7 @@ class Measurer:
     def __init__(self, device: torch.device, on_call: Callable[[str], None] | None) -> None:
         self._device = device
         self._on_call = on_call
-        name = f"costs-{_conditions(device)}.json"  # what holds under one condition says nothing about another
+        name = f"costs-{conditions(device)}.json"  # what holds under one condition says nothing about another
         self._store = RecordStore(Profile, name, is_usable=lambda known: bool(known.results))
 
     def profile(self, call: Call) -> Profile:
@@ -106,7 +106,7 @@ def _measure(call: Call, device: torch.device) -> Profile:
     run = call.target._op if isinstance(call.target, torch._ops.OpOverload) else call.target
     try:
         with below_autograd():
-            args = with_state_of_forward(call.target, args)
+            args = tuple(with_state_of_forward(call.target, args))
             run(*args, **kwargs)  # the first run may plan, compile or load
             with PeakMemory(device) as used:
                 returned = run(*args, **kwargs)
@@ -191,7 +191,7 @@ def _timed_on_cuda(run: Callable[[], Any]) -> float:
     return start.elapsed_time(end) / 1000
 
 
-def _conditions(device: torch.device) -> str:
+def conditions(device: torch.device) -> str:
     """What must be the same for a measurement to hold, as part of a file name."""
     import re
 

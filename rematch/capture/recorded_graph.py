@@ -36,6 +36,17 @@ from rematch.graph.model import ALREADY_ALLOCATED, LOSS_VALUE
 
 
 @dataclass(frozen=True)
+class StepGraph:
+    """The graph of a training step, with what planning it and running it ask of the recording."""
+
+    graph: Graph
+    device: torch.device
+    root_bytes: int  # of what backward starts from: if the user's loss is not recorded, what that reads
+    roots: int
+    has_loss: bool
+
+
+@dataclass(frozen=True)
 class RecordedGraph:
     """A graph, and the recorded calls and storages behind its operators and values."""
 
@@ -52,10 +63,11 @@ class RecordedGraph:
         return next((device for device in devices if device.type == "cuda"), torch.device("cpu"))
 
     @property
-    def root_bytes(self) -> int:
-        """Size of what backward starts from: if the user's loss is not recorded, what that reads."""
-        storages = [self.recording.storages[storage] for storage in self.recording.roots]
-        return sum(allocated_bytes(storage.size_bytes, storage.device) for storage in storages)
+    def step(self) -> StepGraph:
+        """The graph without the recording."""
+        roots = [self.recording.storages[storage] for storage in self.recording.roots]
+        root_bytes = sum(allocated_bytes(storage.size_bytes, storage.device) for storage in roots)
+        return StepGraph(self.graph, self.device, root_bytes, len(roots), self.recording.has_loss)
 
 
 @dataclass
@@ -368,14 +380,11 @@ def _name_of(call: RecordedCall) -> str:
     return packet.__name__ if packet is not None else str(call.target)
 
 
-def with_outside(
-    recorded: RecordedGraph, *, loss_workspace_bytes: int, loss_retained_bytes: int, allocated_bytes: int
-) -> RecordedGraph:
+def with_outside(graph: Graph, *, loss_workspace_bytes: int, loss_retained_bytes: int, allocated_bytes: int) -> Graph:
     """The graph with what lies outside of the recording: the user's own loss, and memory that is allocated already."""
-    graph = recorded.graph
     sizes = {ALREADY_ALLOCATED: allocated_bytes, LOSS_VALUE: loss_retained_bytes}
     values = tuple(
         replace(value, size_bytes=sizes[value.role]) if value.role in sizes else value for value in graph.values
     )
     ops = tuple(replace(op, workspace_bytes=loss_workspace_bytes) if op.phase is Phase.LOSS else op for op in graph.ops)
-    return replace(recorded, graph=replace(graph, ops=ops, values=values))
+    return replace(graph, ops=ops, values=values)

@@ -12,44 +12,44 @@ from __future__ import annotations
 import inspect
 import logging
 import threading
-import time
 import types
 import warnings
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
-from typing import Any, NamedTuple
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _disable_current_modes,
-    _get_current_dispatch_mode_stack,
-)
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from rematch.capture.devices import require_supported
 from rematch.capture.memory import allocated_bytes
 from rematch.capture.record import record
-from rematch.capture.recorded_graph import RecordedGraph, recorded_graph, with_outside
+from rematch.capture.recorded_graph import RecordedGraph, StepGraph, recorded_graph, with_outside
 from rematch.capture.recorder import CannotRecord, Recorder
 from rematch.capture.structures import tensors_in
-from rematch.errors import BudgetInfeasible, CaptureError
+from rematch.errors import BudgetInfeasible, CaptureError, FormatError
+from rematch.execute.dispatch_cost import dispatch_seconds
 from rematch.execute.loss_meter import LossMeter, give_up_measuring
 from rematch.execute.optimizers import StepWatch, forecast_state_bytes
 from rematch.execute.referee import differences
 from rematch.execute.replay.engine import Replay, Retraced, is_tracing, loss_cost
-from rematch.execute.tape import Budget, Parting, TapePlan, run
+from rematch.execute.routes import Kind, Route, describe
+from rematch.execute.tape import Budget, Parting, run
 from rematch.execute.tape.from_schedule import tape_plan
-from rematch.graph import baseline, simulate
+from rematch.execute.tape.stored import from_data, to_data
+from rematch.graph import Graph, baseline, simulate
 from rematch.planning.budget import parse_budget
+from rematch.planning.fingerprint import fingerprint
 from rematch.planning.joint import JointPlanner, profiling
-from rematch.planning.plan import Plan
+from rematch.planning.plan_cache import NOTE as CACHE_NOTE, PlanCache, StoredPlan
 from rematch.planning.planner import Planner, available_bytes
 from rematch.planning.settings import ASSUMED_LOSS, AUTO, REPLAY, TAPE
 from rematch.report.progress import measuring_progress
+from rematch.solvers.base import INTERRUPTED, solver_class
 from rematch.units import format_bytes
 
 Loss = Callable[[Any], torch.Tensor]
@@ -61,40 +61,8 @@ _TAPE_HOST_COST = 3.0  # times what an empty dispatch mode costs an operator: wh
 _HOST_SHARE = 0.05  # of a step that the tape may cost before replay is tried
 
 
-class Kind(NamedTuple):
-    """What tells calls apart that may need plans of their own."""
-
-    arguments: tuple[Any, ...]
-    structure: pytree.TreeSpec
-    training: bool
-    gradients: int  # how many are there already
-    autocast: tuple[bool, ...]
-
-
-@dataclass
-class Route:
-    """How calls of one kind run."""
-
-    plan: Plan | None  # None where the path could not be foreseen
-    recorded: RecordedGraph | None = None
-    tape: TapePlan | None = None  # for the tape engine
-    watched: bool = False  # its first backward has been
-    meter: LossMeter | None = None  # of the user's loss, until it is measured
-    paths: int = 1  # that were planned for this kind of call
-    retraces: int = 0  # of the replay engine, because a guard failed
-    stale: bool = False  # plan again at the next call
-    plain: bool = False  # nothing that forward returns needs gradients
-
-    @property
-    def replays(self) -> bool:
-        return self.plan is not None and self.plan.engine == REPLAY
-
-    @property
-    def keeps_everything(self) -> bool:
-        return self.plain or (self.plan is not None and not self.plan.recomputed)
-
-
-_NOT_DATA = ("_routes", "_replays", "_unreplayable", "_watch", "_lock")
+_NO_MATTER = ("cache", "progress")  # settings that plans do not depend on
+_NOT_DATA = ("_routes", "_replays", "_unreplayable", "_watch", "_lock", "plan_cache")
 
 
 class Runner:
@@ -116,6 +84,7 @@ class Runner:
         self._replays: dict[int, Replay] = {}  # by how many gradients are there already: these take memory of the plan
         self._unreplayable: set[Kind] = set()  # kinds of calls that are traced anew too often
         self._watch: StepWatch | None = None
+        self.plan_cache = PlanCache.of(self.planner.settings)
         self._lock = threading.RLock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -177,7 +146,7 @@ class Runner:
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Route:
         """Record, plan and compile for these arguments without running anything on them."""
         with torch.enable_grad():
-            return self._new_route(self._kind(args, kwargs), args, kwargs)
+            return self._new_route(self._kind(args, kwargs), args, kwargs, ahead=True)
 
     def expect(self, optimizer: torch.optim.Optimizer) -> None:
         """Count what the optimizer will keep once it has made its first step."""
@@ -209,19 +178,19 @@ class Runner:
                 accumulate=settings.accumulate,
             )
             made = recorded_graph(recording, name=type(self.module).__name__, notes=profiler.notes)
-        return self._with_outside(made)
+        return replace(made, graph=self._with_outside(made.step))
 
-    def _with_outside(self, made: RecordedGraph) -> RecordedGraph:
+    def _with_outside(self, step: StepGraph) -> Graph:
         """The graph with the user's own loss, where that is not recorded, and with what is allocated already."""
         workspace_bytes = retained_bytes = 0
-        if not made.recording.has_loss:
-            scalar = made.root_bytes <= 16 * max(1, len(made.recording.roots))
+        if not step.has_loss:
+            scalar = step.root_bytes <= 16 * max(1, step.roots)
             workspace, retained = self.loss_ratios or (0.0 if scalar else ASSUMED_LOSS, 0.0)
-            workspace_bytes = int(workspace * made.root_bytes)
-            retained_bytes = max(int(retained * made.root_bytes), 4 * allocated_bytes(16, made.device))
-        outside_bytes = self.planner.outside_bytes(made.graph, made.device, self.state_bytes)
+            workspace_bytes = int(workspace * step.root_bytes)
+            retained_bytes = max(int(retained * step.root_bytes), 4 * allocated_bytes(16, step.device))
+        outside_bytes = self.planner.outside_bytes(step.graph, step.device, self.state_bytes)
         return with_outside(
-            made,
+            step.graph,
             loss_workspace_bytes=workspace_bytes,
             loss_retained_bytes=retained_bytes,
             allocated_bytes=outside_bytes,
@@ -232,12 +201,13 @@ class Runner:
     def _kind(self, args: Any, kwargs: Any) -> Kind:
         """What tells calls apart that may need plans of their own. A tape follows any path, so this may be coarse."""
         leaves, structure = pytree.tree_flatten((args, kwargs))
-        described = tuple(_describe(leaf) for leaf in leaves)
+        described = tuple(describe(leaf) for leaf in leaves)
         gradients = sum(parameter.grad is not None for parameter in self.module.parameters())
         autocast = tuple(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda"))
         return Kind(described, structure, self.module.training, gradients, autocast)
 
-    def _new_route(self, key: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Route:
+    def _new_route(self, key: Kind, args: tuple[Any, ...], kwargs: dict[str, Any], *, ahead: bool = False) -> Route:
+        """Find the route for a kind of call; `ahead` of the first such call, what only that needs can wait."""
         with self._lock:
             known = self._routes.get(key)
             if known is not None and not known.stale:
@@ -245,24 +215,77 @@ class Runner:
             if self._watch is None:
                 self._watch = StepWatch(self._owns, self.optimizer_grew)
             paths = 1 if known is None else known.paths
-            try:
-                recorded = self.recorded(args, kwargs)
-            except CannotRecord as refused:
-                log.info("%s: %s; values are dropped as memory runs short", type(self.module).__name__, refused)
-                route = Route(None, paths=paths)
-            else:
-                route = self._planned(key, recorded, args, kwargs)
-                route.paths = paths
+            name = self._name_in_cache(args, kwargs)
+            disproved = known is not None and known.disproved
+            route = None if name is None or disproved else self._from_cache(name, args, kwargs, ahead)
+            if route is None:
+                route = self._from_recording(key, args, kwargs)
+                self._keep(name, route)
+            route.name, route.paths = name, paths
             self._routes[key] = route
             return route
 
+    def _from_recording(self, key: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Route:
+        try:
+            recorded = self.recorded(args, kwargs)
+        except CannotRecord as refused:
+            log.info("%s: %s; values are dropped as memory runs short", type(self.module).__name__, refused)
+            return Route(None)
+        return self._planned(key, recorded, args, kwargs)
+
+    # Plans of earlier starts
+
+    def _name_in_cache(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+        """What the plan for such a call depends on, as a key; None if plans are not to be cached."""
+        if self.plan_cache is None or self.planner.required is not None:
+            return None
+        settings = {name: value for name, value in vars(self.planner.settings).items() if name not in _NO_MATTER}
+        measured = (self.holds_outputs, self.loss_ratios, self.state_bytes)
+        solver = solver_class(str(self.planner.settings.solver)).solve
+        things = (self.module, self.plain, args, kwargs, self.loss, settings, solver, measured)
+        return fingerprint(*things, device=_device(self.module, args, kwargs))
+
+    def _from_cache(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], ahead: bool) -> Route | None:
+        """The route of an earlier start. For replay that is the plan alone, which waits for a trace."""
+        assert self.plan_cache is not None
+        stored = self.plan_cache.get(name)
+        if stored is None:
+            return None
+        plan = replace(stored.plan, notes=(*stored.plan.notes, CACHE_NOTE))
+        step = replace(stored.step, device=_device(self.module, args, kwargs))
+        if plan.engine == REPLAY:
+            self.planner.remember(plan)
+            return Route(plan, step, stale=True, disproved=True) if ahead else None
+        try:
+            tape = from_data(stored.tape) if plan.recomputed else None
+        except FormatError:
+            return None
+        if not self.planner.adopt(plan, self._with_outside(step), step.device):
+            return None
+        log.info("%s runs by a plan of an earlier start", type(self.module).__name__)
+        return Route(plan, step, tape)
+
+    def _keep(self, name: str | None, route: Route) -> None:
+        """Keep a plan for later starts if it is within its budget and its search was not cut short."""
+        plan, step = route.plan, route.step
+        if name is None or plan is None or step is None or self.plan_cache is None:
+            return
+        if any(progress.message == INTERRUPTED for progress in plan.log):
+            return
+        if (plan.figures.peak_bytes or 0) > self.planner.budget_bytes(step.graph, step.device) and not route.replays:
+            return
+        with suppress(FormatError):  # an operator that has no name
+            tape = None if route.tape is None else to_data(route.tape)
+            plan = replace(plan, notes=tuple(note for note in plan.notes if note != CACHE_NOTE))
+            self.plan_cache.put(name, StoredPlan(plan, step, tape))
+
     def _planned(self, key: Kind, recorded: RecordedGraph, args: Any, kwargs: Any) -> Route:
         if not recorded.recording.roots:
-            return Route(None, recorded, plain=True)
+            return Route(None, recorded.step, plain=True)
         engine, notes = self._engine(key, recorded, args, kwargs)
         notes = (*recorded.notes, *notes)
         if engine == REPLAY:
-            return Route(self.planner.plans[-1], recorded)
+            return Route(self.planner.plans[-1], recorded.step)
         try:
             plan = self.planner.plan(recorded.graph, recorded.device, engine=TAPE, notes=notes)
         except BudgetInfeasible as infeasible:
@@ -278,7 +301,7 @@ class Runner:
                 f"{recorded.graph.name}: this call does not fit the budget; it runs with the least memory that was "
                 f"found, {format_bytes(peak_bytes)}. {str(infeasible).splitlines()[0]}"
             )
-        return Route(plan, recorded, tape_plan(recorded, plan.schedule) if plan.recomputed else None)
+        return Route(plan, recorded.step, tape_plan(recorded, plan.schedule) if plan.recomputed else None)
 
     def _warn_of_excess(self, message: str) -> None:
         """Once; the log has them all."""
@@ -366,7 +389,7 @@ class Runner:
         return outputs
 
     def _after_retrace(self, key: Kind, route: Route, args: Any, kwargs: Any) -> Route:
-        route.stale = True
+        route.stale = route.disproved = True
         route.retraces += 1
         if route.retraces > _MOST_RETRACES:
             self._unreplayable.add(key)
@@ -380,21 +403,23 @@ class Runner:
         route = self._routes.get(key)
         if route is None or route.tape is None:
             return
+        if route.name is not None and self.plan_cache is not None:
+            self.plan_cache.forget(route.name)
         if route.paths >= _MOST_PATHS:
             log.warning(
                 "%s takes other paths than its plans; values are dropped as memory runs short",
                 type(self.module).__name__,
             )
-            self._routes[key] = Route(None, route.recorded, watched=True)
+            self._routes[key] = Route(None, route.step, watched=True)
         else:
             route.paths += 1
-            route.stale = True
+            route.stale = route.disproved = True
 
     def _bytes_for_saved(self, route: Route) -> int:
         """What saved values may take where no plan tells: the budget less what is resident and one operator's needs."""
-        if route.recorded is not None:
-            graph = route.recorded.graph
-            budget_bytes = self.planner.budget_bytes(graph, route.recorded.device)
+        if route.step is not None:
+            graph = route.step.graph
+            budget_bytes = self.planner.budget_bytes(graph, route.step.device)
             return max(0, budget_bytes - 2 * graph.largest_op_bytes + graph.resident_bytes)
         resident_bytes = 2 * sum(parameter.nbytes for parameter in self.module.parameters())
         return max(0, (self._unplanned_budget() - resident_bytes) // 2)
@@ -414,10 +439,10 @@ class Runner:
         """Measure the user's loss, and see whether the user still holds the outputs when backward has ended."""
         leaves = tensors_in(outputs)
         nodes = [leaf.grad_fn for leaf in leaves if leaf.grad_fn is not None]
-        if route.recorded is None or not nodes:
+        if route.step is None or not nodes:
             return
-        if route.meter is None and not route.recorded.recording.has_loss:
-            route.meter = LossMeter(route.recorded.device)
+        if route.meter is None and not route.step.has_loss:
+            route.meter = LossMeter(route.step.device)
         watch = _FirstBackward(weakref.ref(self), route, [weakref.ref(leaf) for leaf in leaves])
         watch.handles = [node.register_prehook(watch.starts) for node in nodes]
         if route.meter is not None and route.meter.waiting:
@@ -425,11 +450,11 @@ class Runner:
 
     def loss_measured(self, route: Route, peak_bytes: int, end_bytes: int) -> None:
         """Take note of what the loss really takes, and plan again if the plan no longer keeps the budget."""
-        recorded = route.recorded
-        if recorded is None or not recorded.root_bytes:
+        root_bytes = 0 if route.step is None else route.step.root_bytes
+        if not root_bytes:
             return
-        cost = loss_cost(peak_bytes, end_bytes, recorded.root_bytes)
-        self.loss_ratios = (cost.workspace_bytes / recorded.root_bytes, cost.retained_bytes / recorded.root_bytes)
+        cost = loss_cost(peak_bytes, end_bytes, root_bytes)
+        self.loss_ratios = (cost.workspace_bytes / root_bytes, cost.retained_bytes / root_bytes)
         self._check_again("the loss takes more memory than was assumed")
 
     def outputs_held(self) -> None:
@@ -447,18 +472,18 @@ class Runner:
     def _check_again(self, why: str, more_bytes: int = 0) -> None:
         """Plan again what no longer keeps the budget; `more_bytes` are there than replay's plans know of."""
         for route in list(self._routes.values()):
-            if route.recorded is not None and route.plan is not None and self._is_over(route, more_bytes):
+            if route.step is not None and route.plan is not None and self._is_over(route, more_bytes):
                 self._plan_again(why)
                 return
 
     def _is_over(self, route: Route, more_bytes: int) -> bool:
         """Whether the route's plan breaks the budget by what is known now."""
-        assert route.recorded is not None and route.plan is not None
+        assert route.step is not None and route.plan is not None
         if route.replays:
             return (route.plan.figures.peak_bytes or 0) + more_bytes > route.plan.figures.budget_bytes
-        graph = self._with_outside(route.recorded).graph
+        graph = self._with_outside(route.step)
         peak_bytes = simulate(graph, route.plan.schedule).peak_bytes
-        return peak_bytes > self.planner.budget_bytes(graph, route.recorded.device)
+        return peak_bytes > self.planner.budget_bytes(graph, route.step.device)
 
     def _plan_again(self, why: str) -> None:
         log.info("%s is planned again: %s", type(self.module).__name__, why)
@@ -527,48 +552,10 @@ def _warn_of_bypass(name: str) -> None:
     )
 
 
-class _Empty(TorchDispatchMode):
-    """Sees every operator and does nothing about it."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {}))
-
-
-@cache
-def dispatch_seconds(calls: int = 200) -> float:
-    """What a dispatch mode costs this host for each operator."""
-    with _disable_current_modes(), torch.no_grad():
-        one = torch.ones(1)
-
-        def seconds() -> float:
-            started = time.perf_counter()
-            for _ in range(calls):
-                one.neg()
-            return (time.perf_counter() - started) / calls
-
-        plain = min(seconds() for _ in range(3))
-        with _Empty():
-            return max(0.0, min(seconds() for _ in range(3)) - plain)
-
-
 def _call(method: weakref.WeakMethod[Any], *args: Any) -> None:
     bound = method()
     if bound is not None:
         bound(*args)
-
-
-def _describe(leaf: Any) -> Any:
-    if isinstance(leaf, torch.Tensor):
-        stride = leaf.stride() if leaf.layout is torch.strided else None
-        return tuple(leaf.shape), stride, leaf.dtype, leaf.device, leaf.requires_grad
-    inside = [_describe(tensor) for tensor in tensors_in(leaf)]
-    if inside:
-        return type(leaf), *inside
-    try:
-        hash(leaf)
-    except TypeError:
-        return type(leaf)
-    return leaf
 
 
 def _device(module: nn.Module, args: Any, kwargs: Any) -> torch.device:

@@ -177,8 +177,11 @@ class Plan:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the plan as JSON, whole or not at all."""
-        data = {"format": FORMAT, "version": VERSION, **to_json(self)}
-        write_text(path, json.dumps(data, separators=(",", ":"), allow_nan=False) + "\n")
+        write_text(path, json.dumps(self.to_data(), separators=(",", ":"), allow_nan=False) + "\n")
+
+    def to_data(self) -> dict[str, Any]:
+        """The plan as what JSON can say; `from_json` reads it."""
+        return {"format": FORMAT, "version": VERSION, **to_json(self)}
 
     @staticmethod
     def load(path: str | PathLike[str]) -> Plan:

@@ -29,6 +29,7 @@ _MARGIN = 0.05  # of the device's memory that budget="auto" leaves free, for fra
 _ALLOCATOR_SHARE = 0.005  # of a budget: CUDA's allocator gives a tensor a block that may be larger than asked for
 _SMALL_BYTES = 1024  # left to the few numbers that kernels wrap as tensors for a moment
 _MINIMUM_SECONDS = 10.0  # to look for the smallest budget when the one asked for does not work
+_GROWN = 1.02  # times the budget that a plan was made for: with more, a faster one may be there
 _TIGHTEST: dict[str, Schedule] = {}  # by the fingerprint of the graph; see `tightest`
 
 
@@ -49,7 +50,7 @@ class Planner:
             self.whole_bytes = known.figures.baseline_peak_bytes + _SMALL_BYTES
             return known
         problem = Problem(graph, self.budget_bytes(graph, device))
-        return self._remember(self._known(problem, engine, notes) or self._solved(problem, device, engine, notes))
+        return self.remember(self._known(problem, engine, notes) or self._solved(problem, device, engine, notes))
 
     def least_memory_plan(
         self, graph: Graph, device: torch.device, *, engine: str, notes: tuple[str, ...] = ()
@@ -58,7 +59,18 @@ class Planner:
         schedule, peak_bytes = tightest(graph, 0)
         problem = Problem(graph, max(peak_bytes, self.budget_bytes(graph, device)))
         found = Solution(schedule, Status.FEASIBLE, "the search for small budgets")
-        return self._remember(Plan.from_solution(problem, found, notes, engine))
+        return self.remember(Plan.from_solution(problem, found, notes, engine))
+
+    def adopt(self, plan: Plan, graph: Graph, device: torch.device) -> bool:
+        """Keep a plan of an earlier start, if it is for `graph` and keeps the budget, and that has not grown much."""
+        if plan.graph_fingerprint != graph.fingerprint:
+            return False
+        problem = Problem(graph, self.budget_bytes(graph, device))
+        grown = problem.budget_bytes > _GROWN * plan.figures.budget_bytes
+        if (grown and plan.recomputed) or not _fits(plan.schedule, problem):
+            return False
+        self.remember(plan)
+        return True
 
     def _known(self, problem: Problem, engine: str, notes: tuple[str, ...]) -> Plan | None:
         """A plan without a search: the one made before, everything kept, or an old schedule that still fits."""
@@ -98,7 +110,8 @@ class Planner:
         possible_bytes = min(peak_bytes, failed.feasible_from_bytes or peak_bytes)
         raise self._infeasible(problem, device, possible_bytes, proved=failed.status is Status.INFEASIBLE)
 
-    def _remember(self, plan: Plan) -> Plan:
+    def remember(self, plan: Plan) -> Plan:
+        """Keep a plan for the graph that it was made for."""
         self.plans = [known for known in self.plans if known.graph_fingerprint != plan.graph_fingerprint]
         self.plans.append(plan)
         return plan

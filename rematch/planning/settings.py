@@ -30,3 +30,4 @@ class Settings:
     device: str | None = None  # the name of one in the table of devices, to plan for it without having it
     progress: bool | None = None
     engine: str = AUTO
+    cache: bool = True  # whether plans of earlier starts are used, and this one kept for later ones

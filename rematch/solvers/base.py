@@ -28,6 +28,7 @@ from rematch.solvers.registry import Registry
 
 DEFAULT_SOLVER = "auto"
 DEFAULT_TIME_LIMIT = 60.0
+INTERRUPTED = "stopped by a signal"  # what the log of a search says then
 
 
 class Status(Enum):
@@ -221,7 +222,12 @@ def solve(
     started = time.monotonic()
     chosen.prepare()
     deadline = Deadline(time_limit)
-    with _signals_stop(deadline, stop_signals):
+
+    def interrupt() -> None:
+        log.append(Progress(deadline.elapsed, chosen.name, INTERRUPTED))
+        deadline.stop()
+
+    with _signals_stop(interrupt, stop_signals):
         found = chosen.solve(problem, deadline=deadline, on_progress=record)
     verify(problem, found)
     return replace(found, solve_seconds=time.monotonic() - started, log=(*found.log, *log))
@@ -258,8 +264,8 @@ def verify(problem: Problem, solution: Solution) -> Simulation | None:
 
 
 @contextmanager
-def _signals_stop(deadline: Deadline, signals: Sequence[signal.Signals]) -> Iterator[None]:
-    """The first of `signals` ends the deadline instead of the process. Only the main thread can listen for them."""
+def _signals_stop(interrupt: Callable[[], None], signals: Sequence[signal.Signals]) -> Iterator[None]:
+    """The first of `signals` interrupts the search, not the process. Only the main thread can listen for them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -270,7 +276,7 @@ def _signals_stop(deadline: Deadline, signals: Sequence[signal.Signals]) -> Iter
             signal.signal(number, handler)
 
     def stop(signum: int, frame: FrameType | None) -> None:
-        deadline.stop()
+        interrupt()
         restore()
 
     for number in signals:
