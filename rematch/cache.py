@@ -160,15 +160,6 @@ class RecordFolder(Generic[T]):
                 found.append(Entry(path.stem, path, seen.st_size, seen.st_mtime, str((header or {}).get("label", ""))))
         return sorted(found, key=lambda entry: entry.used_at, reverse=True)
 
-    def clear(self) -> int:
-        """Delete all entries; returns how many there were."""
-        deleted = 0
-        for path in (*self._files(_ENTRY), *self._files(_PARTIAL)):
-            with suppress(OSError):
-                path.unlink()
-                deleted += 1
-        return deleted
-
     def _path_of(self, key: str) -> Path:
         return self.path / f"{_digest(key.encode('utf-8', 'surrogatepass'))}.entry"
 

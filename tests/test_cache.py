@@ -96,8 +96,7 @@ def test_a_folder_keeps_records_by_any_key(folder: Path) -> None:
     assert sorted(entry.label for entry in records().entries()) == [f"number {number}" for number in range(4)]
     records().delete("a")
     assert records().get("a") is None
-    assert records().clear() == 3
-    assert records().entries() == []
+    assert len(records().entries()) == 3
 
 
 def test_what_nobody_used_for_longest_makes_room(folder: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from rematch import __version__
+from rematch.cache import RecordFolder
 from rematch.cli import app
 from rematch.graph import Graph, baseline, simulate
 from rematch.graph.formats import load_graph, save_graph
@@ -228,6 +229,20 @@ def test_demo_fails_where_training_differs(monkeypatch: pytest.MonkeyPatch) -> N
     result = rematch("demo")
     assert result.exit_code == 1
     assert "please report this" in result.stderr
+
+
+def test_cache_lists_plans_and_costs_and_forgets_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REMATCH_CACHE", str(tmp_path))
+    folder: RecordFolder[int] = RecordFolder("plans", decode=int)
+    folder.put("a key", 3, label="Net, 12 operators")
+    (tmp_path / "costs-cpu.json").write_text("{}")
+    (tmp_path / "plans" / "notes.txt").write_text("not ours")
+    assert_matches(r"2 files, .*\n +plan .* just now +Net, 12 operators\n +costs .* cpu", rematch("cache").stdout)
+    rows = json.loads(rematch("cache", "--json").stdout)["files"]
+    assert [row["kind"] for row in rows] == ["plan", "costs"]
+    assert "deleted" in rematch("cache", "--clear").stdout
+    assert json.loads(rematch("cache", "--json").stdout)["files"] == []
+    assert (tmp_path / "plans" / "notes.txt").exists()
 
 
 def test_the_doctor_names_versions_solvers_and_devices() -> None:

@@ -71,7 +71,20 @@ MAY_IMPORT = {
     "demo": {*BASE, "api", "trial"},
     "doctor": {*BASE, "rematch", "api", "cache", "graph", "solvers", "trial"},
     "warmup": {"graph", "solvers"},
-    "cli": {*BASE, "rematch", "demo", "doctor", "files", "graph", "planning", "records", "report", "solvers"},
+    "cli": {
+        *BASE,
+        "rematch",
+        "cache",
+        "cli",
+        "demo",
+        "doctor",
+        "files",
+        "graph",
+        "planning",
+        "records",
+        "report",
+        "solvers",
+    },
     "__main__": {"cli"},
 }
 # Inside solvers: the contract knows no method, what methods share knows no method but the default ones, and a method

@@ -23,6 +23,7 @@ from rematch.planning.plan import Plan
 from rematch.planning.settings import Settings
 from rematch.records import from_json, to_json
 from rematch.solvers.base import Solver
+from rematch.units import format_bytes
 
 _SWITCH = "REMATCH_PLAN_CACHE"  # the environment variable that says "off" for all
 _OFF = ("0", "off", "no", "false")
@@ -59,8 +60,8 @@ class PlanCache:
 
     def put(self, key: str, stored: StoredPlan) -> None:
         figures = stored.plan.figures
-        label = f"{stored.plan.graph_name}, {stored.plan.graph_ops} operators, budget {figures.budget_bytes} bytes"
-        self.folder.put(key, stored, f"{label}, {stored.plan.engine}")
+        what = f"{stored.plan.graph_name}, {stored.plan.graph_ops} operators"
+        self.folder.put(key, stored, f"{what}, budget {format_bytes(figures.budget_bytes)}, {stored.plan.engine}")
 
 
 @dataclass(frozen=True)
