@@ -430,3 +430,17 @@ def test_a_solver_over_budget_is_refused(graph_file: Path) -> None:
     assert "'glutton' returned a schedule" in run.stderr
     assert "Traceback" not in run.stderr
     assert not graph_file.with_name("plan.json").exists()
+
+
+def test_report_writes_a_page(solved: tuple[Path, Path], tmp_path: Path) -> None:
+    graph_file, plan_file = solved
+    page = tmp_path / "plan.html"
+    assert "with --graph it would tell more" in rematch("report", plan_file, "-o", page).stdout
+    assert "came without its graph" in page.read_text()
+    assert rematch("report", plan_file, "--graph", graph_file, "-o", page).exit_code == 0
+    assert "came without its graph" not in page.read_text()
+    assert "cannot write" in fails_with_one_line(rematch("report", plan_file, "-o", tmp_path))
+    save_graph(chain(layers=3), tmp_path / "other.json")
+    assert "another graph" in fails_with_one_line(
+        rematch("report", plan_file, "--graph", tmp_path / "other.json", "-o", page)
+    )

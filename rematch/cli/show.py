@@ -61,6 +61,30 @@ def show(
 
 
 @app.command()
+def report(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan from `rematch solve -o` or Plan.save.")],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="HTML", help="Write the page here.")] = Path(
+        "plan.html"
+    ),
+    graph: Annotated[
+        Path | None,
+        typer.Option(metavar="GRAPH", help="The plan's graph: the page then tells which modules hold the memory."),
+    ] = None,
+    plain: Plain = False,
+) -> None:
+    """Write a plan as one HTML page that needs nothing else: memory, schedule, extra time, proof."""
+    from rematch.files import require_writable
+    from rematch.planning.plan import Plan
+
+    require_writable(output)
+    known = Plan.load(plan)
+    if graph is not None:
+        known = known.with_graph(_graph_of(known, plan, graph, plain))
+    known.report(output)
+    say(f"{output} shows {plan}" + ("" if graph is not None else "; with --graph it would tell more"))
+
+
+@app.command()
 def generate(
     family: Annotated[
         str, typer.Argument(help="The kind of graph; leave it out to list all.", autocompletion=_complete_family)

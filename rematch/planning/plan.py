@@ -9,7 +9,8 @@ graph on another machine before anyone relies on it.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import Any
 
@@ -18,7 +19,9 @@ from rematch.files import read_json, write_text
 from rematch.graph import Graph, Phase, Schedule, Simulation, baseline, simulate
 from rematch.records import from_json, show_json, to_json
 from rematch.solvers.base import BoundScope, Problem, Progress, Solution, Status
-from rematch.units import extra_pct
+from rematch.units import extra_pct, format_bytes, format_extra, printable
+
+TradeOff = tuple[int, float, float | None]  # a budget in bytes, extra time in per cent, and its lower bound
 
 FORMAT = "rematch-plan"
 VERSION = 1
@@ -106,9 +109,12 @@ class PeakShare:
     size_bytes: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
-    """A schedule for one graph, with what the oracle said of it when it was made."""
+    """A schedule for one graph, with what the oracle said of it when it was made.
+
+    `graph` is what reports and pictures are drawn from. It is not saved; give it to a loaded plan by `with_graph`.
+    """
 
     graph_name: str
     graph_fingerprint: str
@@ -122,6 +128,7 @@ class Plan:
     parts: tuple[PeakShare, ...] = ()  # of the peak, where the graph tells the roles of its values
     notes: tuple[str, ...] = ()  # what was assumed or mapped
     engine: str = ""  # who runs it; none for a plan of a graph alone
+    graph: Graph | None = field(default=None, init=False, compare=False)
 
     @staticmethod
     def from_solution(problem: Problem, solution: Solution, notes: tuple[str, ...] = (), engine: str = "") -> Plan:
@@ -133,7 +140,7 @@ class Plan:
             )
         graph, schedule = problem.graph, solution.schedule
         seen = simulate(graph, schedule).checked()
-        return Plan(
+        plan = Plan(
             graph_name=graph.name,
             graph_fingerprint=graph.fingerprint,
             graph_ops=len(graph.ops),
@@ -147,6 +154,45 @@ class Plan:
             notes=notes,
             engine=engine,
         )
+        object.__setattr__(plan, "graph", graph)
+        return plan
+
+    def with_graph(self, graph: Graph) -> Plan:
+        """The plan with its graph, which reports and pictures need; `ScheduleError` if it is another graph."""
+        self.check(graph)
+        plan = replace(self)
+        object.__setattr__(plan, "graph", graph)
+        return plan
+
+    def report(self, path: str | PathLike[str], *, trade_off: Iterable[TradeOff] = ()) -> None:
+        """Write one HTML page that needs nothing else: memory, schedule, where the extra time goes, and the proof.
+
+        trade_off: points of a curve to draw too: a budget in bytes, its extra time in per cent, and the lower bound of
+            that or None.
+        """
+        from rematch.report.page import write_page
+
+        write_page(self, path, trade_off)
+
+    def plot_memory(self, path: str | PathLike[str]) -> None:
+        """Draw memory over time, with and without recomputation, to a .png, .svg or .pdf file."""
+        from rematch.report.plot import plot_memory
+
+        plot_memory(self._drawn_graph(), self.schedule, path, budget_bytes=self.figures.budget_bytes)
+
+    def plot_schedule(self, path: str | PathLike[str]) -> None:
+        """Draw memory over time and what is computed and kept in each stage to a .png, .svg or .pdf file."""
+        from rematch.report.plot import plot_schedule
+
+        plot_schedule(self._drawn_graph(), self.schedule, path, budget_bytes=self.figures.budget_bytes)
+
+    def _drawn_graph(self) -> Graph:
+        if self.graph is None:
+            raise ScheduleError(
+                "a plan that was loaded has no graph to draw; give it one: plan.with_graph(graph), such as "
+                "rematch.trace(model, sample) returns"
+            )
+        return self.graph
 
     def check(self, graph: Graph) -> Simulation:
         """The oracle's view of the plan on `graph`; raises if it is another graph or the plan does not hold there.
@@ -222,6 +268,20 @@ class Plan:
         from rematch.report.text import describe_plan
 
         return describe_plan(self)
+
+    def __repr__(self) -> str:
+        f = self.figures
+        return (
+            f"<Plan for {printable(self.graph_name, 100)!r} ({self.graph_fingerprint[:8]}): "
+            f"{format_bytes(f.peak_bytes or 0)} of {format_bytes(f.budget_bytes)}, "
+            f"{format_extra(f.overhead_pct)} time, {f.status.value}, by {printable(f.solver, 100)}>"
+        )
+
+    def _repr_html_(self) -> str:
+        """What notebooks show."""
+        from rematch.report.page import notebook_html
+
+        return notebook_html(self)
 
 
 def _recomputed(graph: Graph, seen: Simulation) -> tuple[Recomputed, ...]:

@@ -23,6 +23,7 @@ from rematch.units import SECONDS_UNITS, count_of, extra_pct, format_bytes, form
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Two blues for the work that is done anyway and one warm colour for what is added: apart in hue and in lightness, so
 # that they stay apart for colour-blind readers and in grey (colours of Okabe and Ito).
@@ -47,7 +48,22 @@ def plot_schedule(
     memory, matrix = figure.subplots(2, 1, height_ratios=(1, 2.2))
     _draw_memory(memory, graph, drawn, seen, budget_bytes)
     _draw_matrix(matrix, graph, drawn)
-    for axes in (memory, matrix):
+    _save(figure, path)
+
+
+def plot_memory(
+    graph: Graph, schedule: Schedule, path: str | PathLike[str], *, budget_bytes: int | None = None
+) -> None:
+    """Draw the memory of `schedule` over time alone, to a .png, .svg or .pdf file, whole or not at all."""
+    picture_format(path)
+    seen = simulate(graph, schedule).checked()
+    figure = new_figure(9, 4)
+    _draw_memory(figure.subplots(), graph, schedule, seen, budget_bytes)
+    _save(figure, path)
+
+
+def _save(figure: Figure, path: str | PathLike[str]) -> None:
+    for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(colors=_INK, labelsize=9)
     save_figure(figure, path)
@@ -114,14 +130,14 @@ def _draw_profile(axes: Axes, levels: Floats, edges: Floats, colour: str, label:
 
 def _mark_recomputation(axes: Axes, schedule: Schedule, edges: Floats) -> None:
     """A warm strip along the time axis wherever an operator runs again."""
-    again = ~_first_runs(schedule.ops)
+    again = ~first_runs(schedule.ops)
     spans = [(start, end - start) for start, end in zip(edges[:-1][again], edges[1:][again], strict=True)]
     axes.broken_barh(
         spans, (0, 0.025), transform=axes.get_xaxis_transform(), color=_AGAIN, lw=0.4, label="computed again"
     )
 
 
-def _first_runs(ops: Ints) -> Bools:
+def first_runs(ops: Ints) -> Bools:
     """Which entries of a sequence of operators are the first of their kind."""
     first = np.zeros(len(ops), dtype=np.bool_)
     first[np.unique(ops, return_index=True)[1]] = True
@@ -133,13 +149,13 @@ def _draw_matrix(axes: Axes, graph: Graph, schedule: Schedule) -> None:
     from matplotlib.collections import LineCollection
 
     ops = schedule.ops
-    first = _first_runs(ops)
+    first = first_runs(ops)
     column = graph.arrays.position[ops]
     stage: Longs = np.cumsum(first) - first  # a stage ends with the first computation it is named by
     cell = 0.85 * _MATRIX_POINTS / max(1, len(graph.ops))
     mark = max(_SMALLEST_MARK_POINTS, cell)
     # Lines are never widened: where columns are thinner than a pixel, their grey shows how many are kept.
-    lines = LineCollection(_kept(graph, schedule), colors=_KEPT, linewidths=cell, capstyle="butt", zorder=1)
+    lines = LineCollection(kept_lines(graph, schedule), colors=_KEPT, linewidths=cell, capstyle="butt", zorder=1)
     axes.add_collection(lines)
     backward = np.array([graph.ops[op].phase is not Phase.FORWARD for op in ops], dtype=np.bool_)
     for chosen, colour, label in (
@@ -158,7 +174,7 @@ def _draw_matrix(axes: Axes, graph: Graph, schedule: Schedule) -> None:
     _legend(axes, markerscale=_LEGEND_MARK_POINTS / mark)
 
 
-def _kept(graph: Graph, schedule: Schedule) -> list[list[tuple[float, float]]]:
+def kept_lines(graph: Graph, schedule: Schedule) -> list[list[tuple[float, float]]]:
     """A line for each stretch of stages through which a value stays in memory, at its producer's column."""
     a = graph.arrays
     since: dict[int, int] = {}

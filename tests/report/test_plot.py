@@ -11,7 +11,7 @@ import pytest
 from rematch.errors import FormatError, RematchError, ScheduleError
 from rematch.graph import Graph, Op, Schedule, Value, baseline
 from rematch.graph.generators import gpt
-from rematch.report.plot import _first_runs, _kept, plot_schedule
+from rematch.report.plot import first_runs, kept_lines, plot_schedule
 
 
 def line(length: int) -> Graph:
@@ -56,19 +56,19 @@ def test_says_how_to_get_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         plot_schedule(line(2), None, tmp_path / "a.png")
 
 
-def test_first_runs() -> None:
-    assert _first_runs(np.array([2, 0, 2, 1, 0], dtype=np.int32)).tolist() == [True, True, False, True, False]
+def testfirst_runs() -> None:
+    assert first_runs(np.array([2, 0, 2, 1, 0], dtype=np.int32)).tolist() == [True, True, False, True, False]
 
 
-def test_kept_lines_follow_values_through_stages() -> None:
+def testkept_lines_lines_follow_values_through_stages() -> None:
     graph = line(4)
-    assert _kept(graph, baseline(graph)) == [
+    assert kept_lines(graph, baseline(graph)) == [
         [(0.0, 0.0), (0.0, 1.5)],
         [(1.0, 1.0), (1.0, 2.5)],
         [(2.0, 2.0), (2.0, 3.5)],
     ]
     again = Schedule.from_ops(graph, [0, 1, 2, 0, 1, 2, 3])
-    assert _kept(graph, again) == [
+    assert kept_lines(graph, again) == [
         [(0.0, 0.0), (0.0, 1.5)],
         [(1.0, 1.0), (1.0, 2.5)],
     ]
@@ -78,7 +78,7 @@ def test_a_value_computed_while_it_is_alive_starts_a_new_line() -> None:
     values = (Value("a", 1), Value("b", 1), Value("c", 1))
     graph = Graph((Op("ab", 1.0, (), (0, 1)), Op("c", 1.0, (0,), (2,)), Op("d", 1.0, (0, 1, 2), ())), values)
     schedule = Schedule([0, 1, ~0, 0, 2])
-    assert _kept(graph, schedule) == [
+    assert kept_lines(graph, schedule) == [
         [(0.0, 0.0), (0.0, 1.5)],
         [(0.0, 0.0), (0.0, 2.5)],
         [(1.0, 1.0), (1.0, 2.5)],
