@@ -1,4 +1,4 @@
-"""`rematch show` and `rematch generate`: graphs and plans in words and pictures, and graphs to try things with."""
+"""`rematch show`, `report` and `generate`: graphs and plans in words and pictures, and graphs to try things with."""
 
 from __future__ import annotations
 

@@ -154,15 +154,17 @@ class Plan:
             notes=notes,
             engine=engine,
         )
-        object.__setattr__(plan, "graph", graph)
-        return plan
+        return plan.drawn_from(graph)
 
     def with_graph(self, graph: Graph) -> Plan:
         """The plan with its graph, which reports and pictures need; `ScheduleError` if it is another graph."""
         self.check(graph)
-        plan = replace(self)
-        object.__setattr__(plan, "graph", graph)
-        return plan
+        return replace(self).drawn_from(graph)
+
+    def drawn_from(self, graph: Graph) -> Plan:
+        """The plan itself, once it knows its graph; for whoever has just made it and checked it."""
+        object.__setattr__(self, "graph", graph)
+        return self
 
     def report(self, path: str | PathLike[str], *, trade_off: Iterable[TradeOff] = ()) -> None:
         """Write one HTML page that needs nothing else: memory, schedule, where the extra time goes, and the proof.

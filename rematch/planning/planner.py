@@ -69,7 +69,7 @@ class Planner:
         grown = problem.budget_bytes > _GROWN * plan.figures.budget_bytes
         if (grown and plan.recomputed) or not _fits(plan.schedule, problem):
             return False
-        self.remember(plan)
+        self.remember(plan.drawn_from(graph))
         return True
 
     def _known(self, problem: Problem, engine: str, notes: tuple[str, ...]) -> Plan | None:
