@@ -26,6 +26,7 @@ from rematch.capture.inductor.nodes import (
     is_mutation,
     is_random_numbers,
     kind_of,
+    reads_memory,
     runs_once,
 )
 from rematch.capture.joint.traced import is_tangent
@@ -114,7 +115,7 @@ def _read_or_returned(found: Buffers, calls: list[Node]) -> set[Node]:
     """Nodes that must be in memory because a kernel or whoever runs the graph reads them, perhaps through views."""
     reached = [output for output in found.outputs if isinstance(output, Node)]
     for node in calls:
-        if found.kinds[node] is Kind.KERNEL and node.target is not operator.getitem and not is_mutation(node):
+        if reads_memory(node):
             reached += node.all_input_nodes
     return {_base(found, node) for node in reached}
 
@@ -149,11 +150,12 @@ def _is_buffer(found: Buffers, node: Node, in_memory: set[Node]) -> bool:
     if value.dtype is torch.bool and found.drawn_by(node.all_input_nodes):
         return True
     leaves = found.leaves_of(node.all_input_nodes)
-    shared = len(node.users) > 1 or (node in found.forward and any(user not in found.forward for user in node.users))
-    if not shared or len(leaves) > _MOST_READS:
-        return len(leaves) > _MOST_READS
     computed = sum(tensor_bytes(leaf) for leaf in leaves if found.kinds[leaf] is not Kind.INPUT or is_tangent(leaf))
-    return len(leaves) > _MOST_SHARED_READS or 0 < tensor_bytes(node) <= _SMALLER * computed
+    if len(node.users) > 1 and 0 < tensor_bytes(node) <= _SMALLER * computed:
+        return True
+    in_forward = node in found.forward
+    readers = sum((user in found.forward) is in_forward for user in node.users)  # backward's own are not forward's
+    return len(leaves) > (_MOST_SHARED_READS if readers > 1 else _MOST_READS)
 
 
 def tensor_bytes(node: Node) -> int:

@@ -43,6 +43,19 @@ _FUSED = frozenset(
 )
 
 
+# Kernels that compute what they scatter, and where to, on the fly, into memory that they take over.
+_SCATTERING = frozenset(
+    "_unsafe_index_put embedding_dense_backward index_add index_put scatter scatter_add scatter_reduce".split()
+)
+
+
+def reads_memory(node: Node) -> bool:
+    """Whether the node is a kernel whose arguments must be in memory."""
+    if kind_of(node) is not Kind.KERNEL or node.target is operator.getitem or is_mutation(node):
+        return False
+    return getattr(node.target, "overloadpacket", node.target).__name__ not in _SCATTERING
+
+
 def kind_of(node: Node) -> Kind:
     """Say what inductor makes of `node`."""
     if node.op in ("placeholder", "get_attr"):

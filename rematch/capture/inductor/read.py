@@ -70,6 +70,7 @@ class _Reading:
         self.static = static
         self.profile = profile
         self.device = device_of(found.joint)
+        self.position = {node: place for place, node in enumerate(found.buffers)}
         self.concrete = _Concrete()
         self.bytes_per_second = self._copy_rate()
         self.values: list[Value] = []
@@ -91,9 +92,8 @@ class _Reading:
                 self._add_op(node, Phase.FORWARD)
         held = self._values_of(found.outputs[: found.forward_outputs])
         self._add_loss(tangents, held)
-        for node in found.buffers:
-            if node not in found.forward:
-                self._add_op(node, Phase.BACKWARD)
+        for node in self._backward_order():
+            self._add_op(node, Phase.BACKWARD)
         targets = self._values_of(found.outputs[found.forward_outputs :])
         stays = (LOSS_VALUE,) if TANGENTS_CAN_BE_FREED else (LOSS_VALUE, "tangents")
         targets += [index for index, value in enumerate(self.values) if value.role in stays]
@@ -116,6 +116,26 @@ class _Reading:
             tangent_bytes=sum(tensor_bytes(node) for node in tangents),
             notes=self._notes(),
         )
+
+    def _backward_order(self) -> list[Node]:
+        """Buffers of backward as traced, those that need no gradient just before the first one that reads them."""
+        found = self.found
+        order: dict[Node, None] = {}
+        last = [node for node in found.buffers if node not in found.forward and node not in found.needs_tangent]
+        for node in (*(node for node in found.buffers if node in found.needs_tangent), *last):
+            waiting, wanted = [node], []
+            while waiting:
+                buffer = waiting.pop()
+                wanted.append(buffer)
+                sources = (self._maker(leaf) for leaf in found.leaves_of(buffer.all_input_nodes))
+                waiting += [made for made in sources if made in found.buffers and made not in found.forward | order.keys()]
+            order.update(dict.fromkeys(sorted(set(wanted), key=self.position.__getitem__)))
+        return list(order)
+
+    def _maker(self, leaf: Node) -> Node:
+        """The node that makes a buffer, for an entry of a tuple the tuple's."""
+        source = leaf.args[0] if leaf.target is operator.getitem else leaf
+        return source if leaf.target is operator.getitem and source in self.found.buffers else leaf  # type: ignore
 
     def _copy_rate(self) -> float:
         """Bytes per second that a large copy reads and writes."""
