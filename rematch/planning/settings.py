@@ -10,8 +10,8 @@ from typing import Any
 
 from rematch.solvers.base import DEFAULT_SOLVER, DEFAULT_TIME_LIMIT, Solver
 
-AUTO, TAPE, REPLAY = "auto", "tape", "replay"
-ENGINES = (AUTO, TAPE, REPLAY)
+AUTO, TAPE, REPLAY, COMPILED = "auto", "tape", "replay", "compiled"
+ENGINES = (AUTO, TAPE, REPLAY, COMPILED)
 # What the user's own loss allocates until it is measured: so many times what it reads. A cross entropy holds
 # the logarithms of its probabilities and the gradient of its logits, each as large as the logits.
 ASSUMED_LOSS = 2.0

@@ -132,3 +132,8 @@ def constant_of(node: Node) -> tuple[Any] | None:
         return None
     value = node.meta.get("val")
     return (value,) if value is None or isinstance(value, (bool, int, float)) else None
+
+
+def is_seed_input(node: Node) -> bool:
+    """Whether an input is the seed or the offset of a generator, which AOTAutograd passes if it is told to."""
+    return "seed" in str(node.target) or "offset" in str(node.target)

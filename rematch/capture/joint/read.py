@@ -297,7 +297,11 @@ def _is_for_base_of_view(tangent: Node) -> bool:
 
 def with_outside(capture: Capture, loss: LossCost, already_allocated_bytes: int) -> Capture:
     """The same capture with what lies outside the module: the cost of the loss, and memory in use before."""
-    graph = capture.graph
+    return replace(capture, graph=graph_with_outside(capture.graph, loss, already_allocated_bytes))
+
+
+def graph_with_outside(graph: Graph, loss: LossCost, already_allocated_bytes: int) -> Graph:
+    """The same graph with another cost of the loss, and other memory in use before."""
     ops = tuple(
         replace(op, seconds=loss.seconds, workspace_bytes=loss.workspace_bytes) if op.phase is Phase.LOSS else op
         for op in graph.ops
@@ -306,4 +310,4 @@ def with_outside(capture: Capture, loss: LossCost, already_allocated_bytes: int)
     values = tuple(
         replace(value, size_bytes=outside[value.role]) if value.role in outside else value for value in graph.values
     )
-    return replace(capture, graph=replace(graph, ops=ops, values=values))
+    return replace(graph, ops=ops, values=values)

@@ -1,0 +1,266 @@
+"""The backend of torch.compile: inductor, with graphs cut so that a training step keeps a budget.
+
+`torch.compile(model, backend="rematch", options={"budget": "8GiB"})`
+
+Each graph that Dynamo hands over is compiled by inductor with our partitioner. The first steps are measured: if the
+peak is over the budget, or so far below it that less recomputation would do, what was measured corrects the plan and
+the graph is compiled again, at most twice. Graphs without gradients are inductor's alone.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch._dynamo.utils import detect_fake_mode
+from torch._guards import TracingContext, tracing
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from rematch.capture.inductor.copies import copy_module
+from rematch.errors import BudgetError, BudgetInfeasible
+from rematch.execute.compiled.meter import StepMeter
+from rematch.execute.compiled.partitioner import Partitioner
+from rematch.planning.compiled import GraphPlanner, Share
+from rematch.planning.plan import Plan
+from rematch.planning.settings import COMPILED, Settings
+from rematch.units import format_bytes
+
+_MOST_COMPILATIONS = 3
+_MOST_MEASUREMENTS = 8  # of one compilation, before we stop waiting for one that says something
+_MARGIN = 0.005  # of the budget, left free when a plan is corrected
+_SLACK = 0.04  # of the budget: with more than this left over, another plan could be faster
+_OURS = ("budget", "solver", "time_limit", "reserve")
+VERSION = 1  # of what we make of a graph, for inductor's caches
+_backends: dict[str, CompiledBackend] = {}
+
+
+class CompiledBackend:
+    """Compiles graphs for one budget. They may be alive at once, and share it."""
+
+    def __init__(self, settings: Settings, inductor_options: dict[str, Any] | None = None) -> None:
+        self.settings = replace(settings, engine=COMPILED)
+        self.inductor_options = dict(inductor_options or {})
+        self.graphs: list[weakref.ref[CompiledGraph]] = []
+        self.dry = False  # compile, and run nothing
+
+    def __call__(self, module: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        graph = CompiledGraph(self, module, example_inputs)
+        self.graphs.append(weakref.ref(graph))
+        try:
+            graph.compile()
+        except BudgetInfeasible as refusal:  # Dynamo would wrap it in an error of its own
+            return _refusing(refusal)
+        return graph
+
+    @property
+    def plans(self) -> list[Plan]:
+        """Of the graphs there are, in the order they were met."""
+        return [plan for graph in self._alive() if (plan := graph.plan) is not None]
+
+    def _alive(self) -> Iterator[CompiledGraph]:
+        return (graph for reference in self.graphs if (graph := reference()) is not None)
+
+    def saved_by_others(self, graph: CompiledGraph) -> int:
+        """What other graphs have saved and hold now."""
+        return sum(other.holds_bytes for other in self._alive() if other is not graph)
+
+
+class Planned(Exception):  # noqa: N818
+    """Everything is compiled, and nothing was to be run."""
+
+
+class CompiledGraph:
+    """One graph: callable as Dynamo calls it, compiled again where measuring says so."""
+
+    def __init__(self, backend: CompiledBackend, module: GraphModule, example_inputs: Sequence[Any]) -> None:
+        self.backend = backend
+        self.planner = GraphPlanner(backend.settings)
+        self.device = _device(example_inputs)
+        self.holds_bytes = 0  # between forward and backward, as far as that is known
+        self._module: GraphModule | None = module  # until nothing is compiled again
+        self._example_inputs = list(example_inputs)
+        self._run: Callable[..., Any] | None = None
+        self._compilations = 0
+        self._calls = 0  # of this compilation
+        self._fitting: int | None = None  # a correction that was measured to keep the budget
+        self._meter: StepMeter | None = None
+        self._again = False
+
+    @property
+    def plan(self) -> Plan | None:
+        return None if self.planner.decision is None else self.planner.decision.plan
+
+    def compile(self) -> None:
+        """Have inductor compile the graph with the corrections there are."""
+        from torch._inductor.compile_fx import compile_fx
+
+        assert self._module is not None
+        self._again = False
+        self._calls = 0
+        self._compilations += 1
+        if self.device.type != "cuda":
+            self.planner.share = Share(before_bytes=self.backend.saved_by_others(self))
+        partitioner = Partitioner(self.planner, f"{VERSION}", self.device)
+        patches = {**self.backend.inductor_options, "custom_partitioner_fn": partitioner}
+        try:
+            with _tracing_like_dynamo(self._module):
+                self._run = compile_fx(_copy(self._module), self._example_inputs, config_patches=patches)
+        except Exception as error:
+            refusal = _budget_error(error)
+            raise (error if refusal is None else refusal) from None
+        if not partitioner.called and self.planner.decision is None:
+            self._settle()  # no training graph
+
+    def __call__(self, *args: Any) -> Any:
+        if self.backend.dry:
+            raise Planned
+        if self._module is None:
+            assert self._run is not None
+            return self._run(*args)
+        if self._again:
+            self.compile()
+        return self._measured(args)
+
+    def _measured(self, args: tuple[Any, ...]) -> Any:
+        assert self._run is not None
+        if self._meter is not None:
+            self._meter.forget()
+        self._calls += 1
+        warms_up = self.device.type == "cuda" and self._calls == 1  # kernels are tuned, which takes memory
+        if self._calls > _MOST_MEASUREMENTS:
+            self._settle()
+        if warms_up or not torch.is_grad_enabled() or self._module is None:
+            return self._run(*args)
+        around_bytes = self.backend.saved_by_others(self) + _distinct_bytes(args)
+        self._meter = StepMeter(self.device, around_bytes, self._step_ended)
+        outputs = self._meter.forward(self._run, args)
+        self.holds_bytes = self._meter.saved_bytes
+        return outputs
+
+    def _step_ended(self, meter: StepMeter) -> None:
+        self.holds_bytes = 0
+        self._meter = None
+        if meter.peak_bytes is not None and self.planner.decision is not None and not self._again:
+            self._judge(meter.peak_bytes)
+
+    def _judge(self, peak_bytes: int) -> None:
+        """Keep this compilation, or correct the plan by what was measured and compile again."""
+        planner = self.planner
+        asked_bytes = planner.asked_bytes
+        assert planner.decision is not None and asked_bytes is not None
+        correction = planner.correct(peak_bytes) + int(_MARGIN * asked_bytes)
+        if peak_bytes <= asked_bytes:
+            self._fitting = planner.correction_bytes
+            room = asked_bytes - peak_bytes > _SLACK * asked_bytes and correction < planner.correction_bytes
+            if planner.decision.by_torch or not room or self._compilations > 1:
+                self._settle()
+                return
+        elif self._fitting is not None:
+            correction = self._fitting
+        elif self._compilations >= _MOST_COMPILATIONS:
+            self._settle()
+            warnings.warn(
+                f"a step through torch.compile takes {format_bytes(peak_bytes)}, more than the budget of "
+                f"{format_bytes(asked_bytes)}: after {self._compilations} compilations, inductor's order of kernels "
+                "still takes more than was planned. Name a smaller budget",
+                stacklevel=2,
+            )
+            return
+        planner.correction_bytes = correction
+        self._again = True
+
+    def _settle(self) -> None:
+        """Compile no more: what is needed for that is let go."""
+        self._module = None
+        self._example_inputs = []
+
+
+def rematch_backend(
+    module: GraphModule, example_inputs: Sequence[Any], *, options: dict[str, Any] | None = None, **others: Any
+) -> Callable[..., Any]:
+    """What `torch.compile(model, backend="rematch", options={"budget": "8GiB", ...})` calls for each graph.
+
+    `options` are ours (budget, solver, time_limit, reserve) and inductor's (`max_autotune`, `triton.cudagraphs`, ...).
+    """
+    given = dict(options or {})
+    if "budget" not in given:
+        raise BudgetError(
+            'torch.compile(backend="rematch") needs a budget: options={"budget": "8GiB"}; inductor\'s own options go '
+            "into the same dict"
+        )
+    if others:
+        raise BudgetError(f"torch.compile(backend=\"rematch\") takes no {', '.join(others)}; give options instead")
+    return _backend_for(given)(module, example_inputs)
+
+
+def _backend_for(options: dict[str, Any]) -> CompiledBackend:
+    """One backend for the same options: the graphs of a model that breaks into several share a budget."""
+    key = repr(sorted(options.items()))
+    if key not in _backends:
+        from rematch.planning.budget import parse_budget
+
+        ours = {name: options[name] for name in _OURS if name in options}
+        reserve = ours.pop("reserve", 0)
+        if ours["budget"] != "auto":
+            parse_budget(ours["budget"], baseline_peak_bytes=2**40)
+        settings = Settings(
+            **ours, reserve_bytes=parse_budget(reserve, baseline_peak_bytes=0) if reserve else 0, progress=False
+        )
+        inductor = {name: value for name, value in options.items() if name not in _OURS}
+        _backends[key] = CompiledBackend(settings, inductor)
+    return _backends[key]
+
+
+def _refusing(refusal: BudgetInfeasible) -> Callable[..., Any]:
+    def refuse(*_: Any) -> Any:
+        raise refusal
+
+    return refuse
+
+
+def _budget_error(error: BaseException | None) -> BudgetError | None:
+    """The budget's own error, which torch may have wrapped."""
+    while error is not None:
+        if isinstance(error, BudgetError):
+            return error
+        inner = getattr(error, "inner_exception", None)
+        error = inner if isinstance(inner, BaseException) else error.__cause__ or error.__context__
+    return None
+
+
+@contextmanager
+def _tracing_like_dynamo(module: GraphModule) -> Iterator[None]:
+    """While Dynamo traces there is a context that AOTAutograd reads and writes; later on we bring our own."""
+    if TracingContext.try_get() is not None:
+        yield
+        return
+    examples = [node.meta.get("example_value") for node in module.graph.nodes if node.op == "placeholder"]
+    with tracing(TracingContext(detect_fake_mode(examples))):
+        yield
+
+
+def _copy(module: GraphModule) -> GraphModule:
+    """A module that inductor may change, with what Dynamo notes on one: the sources of inputs and parameters."""
+    copied, counterpart = copy_module(module)
+    if hasattr(module, "_param_name_to_source"):
+        copied._param_name_to_source = module._param_name_to_source
+    for theirs, ours in counterpart.items():
+        if hasattr(theirs, "_dynamo_source"):
+            ours._dynamo_source = theirs._dynamo_source  # type: ignore[attr-defined]
+    return copied
+
+
+def _device(example_inputs: Sequence[Any]) -> torch.device:
+    devices = [given.device for given in example_inputs if isinstance(given, torch.Tensor)]
+    return next((device for device in devices if device.type == "cuda"), torch.device("cpu"))
+
+
+def _distinct_bytes(args: tuple[Any, ...]) -> int:
+    storages = [leaf.untyped_storage() for leaf in pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor)]
+    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())

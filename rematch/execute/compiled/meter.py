@@ -1,0 +1,94 @@
+"""The peak memory of a training step through one compiled graph, measured while the user's own step runs.
+
+`outputs = meter.forward(run, args)`; after backward, `meter.peak_bytes`
+
+On CUDA the allocator tells, from the start of forward to the end of backward. On CPU a profiler watches forward and
+backward, each by itself, and what is alive around them is added up. Autograd calls us around the graph's own backward
+node, so neither compiled code nor a cache of it is touched. Someone else's profiler leaves nothing to measure with:
+`peak_bytes` stays None, and the next step is another chance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from rematch.capture.memory import PeakMemory
+
+_BACKWARD_NODE = "CompiledFunctionBackward"
+_autograd: Any = torch.autograd
+
+
+class StepMeter:
+    """Measures one step; `around_bytes` are alive all the time on CPU, where nobody counts them."""
+
+    def __init__(self, device: torch.device, around_bytes: int, on_end: Callable[[StepMeter], None]) -> None:
+        self.device = device
+        self.around_bytes = around_bytes
+        self.peak_bytes: int | None = None
+        self.saved_bytes = 0  # that forward leaves for backward, and its results
+        self._on_end = on_end
+        self._forward_peak = 0
+        self._backward: PeakMemory | None = None
+        self._handles: list[Any] = []
+
+    def forward(self, run: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Call `run`, and be ready for its backward."""
+        if self.device.type != "cuda" and _autograd._profiler_enabled():
+            return run(*args)
+        with PeakMemory(self.device) as used:
+            outputs = run(*args)
+        self._forward_peak, self.saved_bytes = used.peak_bytes, used.end_bytes
+        node = next(_backward_nodes(outputs), None)
+        if node is not None:
+            self._handles = [node.register_prehook(self._starts), node.register_hook(self._ends)]
+        return outputs
+
+    def forget(self) -> None:
+        """No backward came; measure nothing."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _starts(self, tangents: tuple[Any, ...]) -> None:
+        if self.device.type == "cuda":
+            return
+        if not _autograd._profiler_enabled():
+            given = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in _tensors(tangents)}
+            self.around_bytes += sum(given.values())
+            self._backward = PeakMemory(self.device)
+            self._backward.start()
+
+    def _ends(self, *_: Any) -> None:
+        self.forget()
+        if self.device.type == "cuda":
+            # The peak has been running since forward began: what the loss took is part of it.
+            torch.cuda.synchronize(self.device)
+            self.peak_bytes = torch.cuda.max_memory_allocated(self.device)
+        elif self._backward is not None:
+            self._backward.stop()
+            in_backward = self.saved_bytes + self._backward.peak_bytes
+            self.peak_bytes = self.around_bytes + max(self._forward_peak, in_backward)
+        self._on_end(self)
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _backward_nodes(outputs: Any) -> Iterator[Any]:
+    """The autograd nodes of compiled graphs right behind `outputs`, perhaps through views."""
+    waiting = [tensor.grad_fn for tensor in _tensors(outputs) if tensor.grad_fn is not None]
+    seen = set()
+    while waiting:
+        node = waiting.pop(0)
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if type(node).__name__ == _BACKWARD_NODE:
+            yield node
+        elif len(seen) < 64:
+            waiting += [following for following, _ in node.next_functions]

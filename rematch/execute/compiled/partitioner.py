@@ -1,0 +1,100 @@
+"""The partitioner that inductor calls: it cuts a joint graph as a plan says.
+
+`torch._inductor.config.patch(custom_partitioner_fn=Partitioner(planner))`
+
+Torch's own partition is made in any case, for it runs where it keeps the budget as it is. It also runs, with a warning,
+where a graph cannot be planned or a plan cannot be followed: gradients are never at stake.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._functorch.compile_utils import fx_graph_cse
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor.custom_graph_pass import CustomPartitionerFn
+from torch.fx import GraphModule
+
+from rematch.capture.inductor.copies import copy_module
+from rematch.capture.inductor.nodes import is_seed_input
+from rematch.errors import BudgetError, CaptureError
+from rematch.execute.compiled.split import split
+from rematch.planning.compiled import GraphPlanner
+
+log = logging.getLogger("rematch")
+
+
+class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
+    """See the module; `called` once inductor has asked, which it does for training graphs that no cache has."""
+
+    def __init__(self, planner: GraphPlanner, version: str, device: torch.device) -> None:
+        self.planner = planner
+        self.called = False
+        self._identity = (version, _device_name(device), planner.identity)
+
+    def __deepcopy__(self, _: Any) -> Partitioner:
+        """Torch copies its settings, which we are part of while a graph is compiled."""
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For inductor's caches, which pickle all settings to tell compilations apart."""
+        return {"identity": self._identity}
+
+    def uuid(self) -> Any:
+        """What inductor's caches tell partitions apart by."""
+        return ("rematch", *self._identity)
+
+    def __call__(
+        self, gm: GraphModule, joint_inputs: Sequence[object], **kwargs: Any
+    ) -> tuple[GraphModule, GraphModule]:
+        self.called = True
+        gm.graph.eliminate_dead_code()
+        gm.graph = fx_graph_cse(gm.graph)
+        gm.recompile()
+        own = min_cut_rematerialization_partition(copy_module(gm)[0], joint_inputs, **kwargs)
+        try:
+            return self._planned(gm, own, **kwargs)
+        except BudgetError:
+            raise
+        except Exception as error:
+            _warn_once(f"{type(error).__name__}: {error}")
+            log.info("no plan for a graph of torch.compile", exc_info=True)
+            return own
+
+    def _planned(
+        self,
+        joint: GraphModule,
+        own: tuple[GraphModule, GraphModule],
+        *,
+        num_fwd_outputs: int,
+        static_lifetime_input_indices: Sequence[int] | None = None,
+        **_: Any,
+    ) -> tuple[GraphModule, GraphModule]:
+        if any(is_seed_input(node) for node in joint.graph.find_nodes(op="placeholder")):
+            raise CaptureError("random numbers come from functionalized generators (functionalize_rng_ops)")
+        static = frozenset(static_lifetime_input_indices or ())
+        decision = self.planner.decide(joint, own, forward_outputs=num_fwd_outputs, static=static)
+        if decision.by_torch:
+            return own
+        return split(decision.capture, decision.plan.schedule)
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+_warned: set[str] = set()
+
+
+def _warn_once(reason: str) -> None:
+    if reason not in _warned:
+        _warned.add(reason)
+        warnings.warn(
+            f"rematch cannot plan a graph of torch.compile, which runs as PyTorch partitions it, without a budget: "
+            f"{reason}",
+            stacklevel=2,
+        )
