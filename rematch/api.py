@@ -22,7 +22,7 @@ from rematch.graph import Graph
 from rematch.planning.budget import parse_budget
 from rematch.planning.plan import Plan
 from rematch.planning.planner import Planner
-from rematch.planning.settings import AUTO, ENGINES, Settings
+from rematch.planning.settings import AUTO, COMPILED, ENGINES, Settings
 from rematch.solvers.base import DEFAULT_SOLVER, DEFAULT_TIME_LIMIT, Solver, make_solver
 
 M = TypeVar("M", bound=nn.Module)
@@ -58,7 +58,8 @@ def remat(
     loss: from the model's output to the scalar that is differentiated. If you give it, the plan counts exactly what it
         allocates; otherwise the first step measures it, and until then twice the differentiable outputs is assumed.
     engine: "tape" runs the module's own Python and drops and recomputes saved tensors; "replay" runs generated code
-        for modules that can be traced as a whole. By default rematch chooses; `Plan.engine` and `Plan.notes` say which.
+        for modules that can be traced as a whole; "compiled" runs inductor's, as torch.compile does, with results as
+        close to eager's as torch.compile's. By default rematch chooses among the first two; `Plan.engine` says which.
     optimizer: the one you train with. Its state, which appears in the first `step()`, is then counted from the start.
     solver, time_limit, options: how schedules are found; see `rematch.solvers.solve`.
     reserve: bytes to leave for what is allocated later.
@@ -204,7 +205,7 @@ def _wrap(
     before = planned.__dict__.get("forward")
     strip(planned)
     try:
-        runner = Runner(planned, Planner(settings, required), loss)
+        runner = _runner_class(settings, required)(planned, Planner(settings, required), loss)
         if optimizer is not None:
             runner.expect(optimizer)
         if sample is not None:
@@ -217,6 +218,15 @@ def _wrap(
         raise
     planned.__dict__["forward"] = runner
     return planned
+
+
+def _runner_class(settings: Settings, required: Plan | None) -> type[Runner]:
+    engine = required.engine if required is not None and settings.engine == AUTO else settings.engine
+    if engine != COMPILED:
+        return Runner
+    from rematch.execute.compiled.runner import CompiledRunner  # inductor takes long to load
+
+    return CompiledRunner
 
 
 def as_arguments(sample: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -1,6 +1,6 @@
 """Plans for a graph that inductor compiles: costs, what lies around the graph, and a budget that measuring corrects.
 
-`GraphPlanner(settings).decide(joint, own, forward_outputs=1, static=frozenset())`
+`GraphPlanner(planner).decide(joint, own, forward_outputs=1, static=frozenset())`
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from rematch.capture.inductor.read import FusedCapture, read_fused
 from rematch.capture.joint.read import LossCost, graph_with_outside
 from rematch.capture.joint.traced import device_of
 from rematch.capture.memory import allocated_bytes
-from rematch.errors import BudgetInfeasible
+from rematch.errors import BudgetInfeasible, ScheduleError
 from rematch.graph import Graph, baseline, simulate
 from rematch.planning.budget import parse_budget
 from rematch.planning.joint import profiling
 from rematch.planning.plan import Plan
 from rematch.planning.planner import Planner
-from rematch.planning.settings import ASSUMED_LOSS, COMPILED, Settings
+from rematch.planning.settings import ASSUMED_LOSS, COMPILED
 from rematch.report.progress import measuring_progress
 from rematch.solvers.base import Problem, Solution, Status
 from rematch.units import format_bytes
@@ -49,16 +49,25 @@ class Share:
     between_bytes: int = 0  # that they take between its forward and its backward
 
 
-class GraphPlanner:
-    """Plans one graph; `correct` says by how much the memory that was measured exceeds what was predicted."""
+class OtherGraph(ScheduleError):
+    """The plan that must be followed is for another graph."""
 
-    def __init__(self, settings: Settings) -> None:
+
+class GraphPlanner:
+    """Plans one graph of a model; `planner` keeps the plans of all of them.
+
+    `correct` says by how much the memory that was measured exceeds what was predicted.
+    """
+
+    def __init__(self, planner: Planner, state_bytes: int = 0) -> None:
+        settings = planner.settings
+        self.planner = planner
         self.settings = replace(settings, time_limit=min(settings.time_limit, MOST_SECONDS))
+        self.state_bytes = state_bytes  # that the user keeps besides parameters: gradients, optimizers
         self.asked_bytes: int | None = None  # the user's budget, once a graph says what a percentage is of
         self.correction_bytes = 0
         self.share = Share()
         self.decision: Decision | None = None
-        self.known: Plan | None = None  # from another run
 
     @property
     def identity(self) -> tuple[object, ...]:
@@ -66,8 +75,9 @@ class GraphPlanner:
         s = self.settings
         solver = s.solver if isinstance(s.solver, str) else repr(s.solver)
         options = tuple(sorted((name, repr(value)) for name, value in s.options.items()))
-        around = (self.correction_bytes, self.share.before_bytes, self.share.between_bytes, s.reserve_bytes)
-        return (str(s.budget), solver, options, s.time_limit, around)
+        around = (self.correction_bytes, self.share, self.state_bytes, s.reserve_bytes)
+        required = None if self.planner.required is None else hash(self.planner.required.schedule)
+        return (str(s.budget), solver, options, s.time_limit, str(around), required)
 
     def decide(
         self, joint: GraphModule, own: tuple[GraphModule, GraphModule], *, forward_outputs: int, static: frozenset[int]
@@ -86,18 +96,30 @@ class GraphPlanner:
             *own, returned=forward_outputs, resident_bytes=graph.resident_bytes, loss_bytes=loss_bytes
         )
         capture = replace(capture, graph=graph)
-        if own_bytes <= usable_bytes - self.correction_bytes:
-            self.decision = Decision(self._own_plan(capture, usable_bytes), capture, True, own_bytes)
-            return self.decision
+        required, self.planner.required = self.planner.required, None
+        if required is None and own_bytes <= usable_bytes - self.correction_bytes:
+            decision = Decision(self._own_plan(capture, usable_bytes), capture, True, own_bytes)
+        else:
+            plan = self._followed(required, graph) if required else self._solved(capture, device)
+            decision = Decision(plan, capture, False, plan.figures.peak_bytes or 0)
+        self.planner.remember(decision.plan)
+        self.decision = decision
+        return decision
+
+    def _solved(self, capture: FusedCapture, device: torch.device) -> Plan:
+        assert self.asked_bytes is not None
         planner = Planner(replace(self.settings, budget=max(1, self.asked_bytes - self.correction_bytes)))
-        if self.known is not None and self.known.graph_fingerprint == graph.fingerprint:
-            planner.plans.append(self.known)
         try:
-            plan = planner.plan(graph, device, engine=COMPILED, notes=(*capture.notes, *self._notes()))
+            return planner.plan(capture.graph, device, engine=COMPILED, notes=(*capture.notes, *self._notes()))
         except BudgetInfeasible as refusal:
             raise self._refusal(refusal) from None
-        self.decision = Decision(plan, capture, False, plan.figures.peak_bytes or 0)
-        return self.decision
+
+    def _followed(self, required: Plan, graph: Graph) -> Plan:
+        try:
+            required.check(graph)
+        except ScheduleError as error:
+            raise OtherGraph(str(error)) from None
+        return required
 
     def correct(self, measured_bytes: int) -> int:
         """What the correction has to be, so that the next plan takes what was measured into account."""
@@ -115,7 +137,7 @@ class GraphPlanner:
     def _with_outside(self, capture: FusedCapture, planner: Planner, device: torch.device) -> tuple[Graph, int]:
         assumed = 0 if capture.tangent_bytes <= _SCALARS else int(ASSUMED_LOSS * capture.tangent_bytes)
         loss = LossCost(max(assumed, self.share.between_bytes), 4 * allocated_bytes(16, device))
-        outside_bytes = planner.outside_bytes(capture.graph, device, self.share.before_bytes)
+        outside_bytes = planner.outside_bytes(capture.graph, device, self.state_bytes + self.share.before_bytes)
         return (
             graph_with_outside(capture.graph, loss, outside_bytes),
             loss.workspace_bytes + loss.retained_bytes,

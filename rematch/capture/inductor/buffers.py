@@ -80,9 +80,7 @@ def find_buffers(joint: GraphModule, *, forward_outputs: int) -> Buffers:
         forward_outputs=forward_outputs,
         needs_tangent=needs_tangent,
         forward=_needed_in_forward(calls, outputs[:forward_outputs], needs_tangent),
-        mutated={
-            node.args[0] for node in calls if is_mutation(node) and node.args and isinstance(node.args[0], Node)
-        },
+        mutated={node.args[0] for node in calls if is_mutation(node) and node.args and isinstance(node.args[0], Node)},
     )
     in_memory = _read_or_returned(found, calls)
     for node in calls:
@@ -105,9 +103,9 @@ def _needed_in_forward(calls: list[Node], outputs: tuple[Any, ...], needs_tangen
     if found & needs_tangent:
         raise CaptureError("a result of forward depends on gradients")
     for node in reversed(calls):
-        if node not in needs_tangent and node not in found:
-            if runs_once(node, on_cuda=False) or any(user in found for user in node.users):
-                found.add(node)
+        needed = runs_once(node, on_cuda=False) or any(user in found for user in node.users)
+        if needed and node not in needs_tangent:
+            found.add(node)
     return found
 
 

@@ -29,23 +29,95 @@ class Kind(Enum):
 
 
 _REDUCTIONS = frozenset(
-    "all amax amin aminmax any argmax argmin linalg_vector_norm logsumexp max mean min norm prepare_softmax_online prod "
-    "std std_mean sum var var_mean xor_sum".split()
+    [
+        "all",
+        "amax",
+        "amin",
+        "aminmax",
+        "any",
+        "argmax",
+        "argmin",
+        "linalg_vector_norm",
+        "logsumexp",
+        "mean",
+        "norm",
+        "prepare_softmax_online",
+        "prod",
+        "std",
+        "std_mean",
+        "sum",
+        "var",
+        "var_mean",
+        "xor_sum",
+    ]
 )
 # Lowered to a loop over the result, though they do not carry torch's tag for pointwise operators.
 _FUSED = frozenset(
-    "_adaptive_avg_pool2d _low_memory_max_pool_offsets_to_indices _low_memory_max_pool_with_offsets _to_copy "
-    "_unsafe_index _unsafe_masked_index arange avg_pool2d broadcast_in_dim cat clone constant_pad_nd "
-    "convert_element_type copy embedding empty empty_like empty_strided eye fill flip full full_like gather index "
-    "index_select inductor_lookup_seed inductor_randint inductor_random iota lift_fresh_copy masked_fill new_empty "
-    "new_full new_ones new_zeros one_hot ones ones_like repeat roll scalar_tensor select_scatter slice_scatter tril "
-    "triu upsample_nearest2d zeros zeros_like".split()
+    [
+        "_adaptive_avg_pool2d",
+        "_low_memory_max_pool_offsets_to_indices",
+        "_low_memory_max_pool_with_offsets",
+        "_to_copy",
+        "_unsafe_index",
+        "_unsafe_masked_index",
+        "arange",
+        "avg_pool2d",
+        "broadcast_in_dim",
+        "cat",
+        "clone",
+        "constant_pad_nd",
+        "convert_element_type",
+        "copy",
+        "embedding",
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "eye",
+        "fill",
+        "flip",
+        "full",
+        "full_like",
+        "gather",
+        "index",
+        "index_select",
+        "inductor_lookup_seed",
+        "inductor_randint",
+        "inductor_random",
+        "iota",
+        "lift_fresh_copy",
+        "masked_fill",
+        "new_empty",
+        "new_full",
+        "new_ones",
+        "new_zeros",
+        "one_hot",
+        "ones",
+        "ones_like",
+        "repeat",
+        "roll",
+        "scalar_tensor",
+        "select_scatter",
+        "slice_scatter",
+        "tril",
+        "triu",
+        "upsample_nearest2d",
+        "zeros",
+        "zeros_like",
+    ]
 )
 
 
 # Kernels that compute what they scatter, and where to, on the fly, into memory that they take over.
 _SCATTERING = frozenset(
-    "_unsafe_index_put embedding_dense_backward index_add index_put scatter scatter_add scatter_reduce".split()
+    [
+        "_unsafe_index_put",
+        "embedding_dense_backward",
+        "index_add",
+        "index_put",
+        "scatter",
+        "scatter_add",
+        "scatter_reduce",
+    ]
 )
 
 
@@ -53,7 +125,8 @@ def reads_memory(node: Node) -> bool:
     """Whether the node is a kernel whose arguments must be in memory."""
     if kind_of(node) is not Kind.KERNEL or node.target is operator.getitem or is_mutation(node):
         return False
-    return getattr(node.target, "overloadpacket", node.target).__name__ not in _SCATTERING
+    packet = getattr(node.target, "overloadpacket", None)
+    return packet is None or packet.__name__ not in _SCATTERING
 
 
 def kind_of(node: Node) -> Kind:
@@ -80,7 +153,7 @@ def _kind_of_operator(target: OpOverload) -> Kind:
     name = target.overloadpacket.__name__
     if target.namespace not in ("aten", "prims"):
         return Kind.KERNEL
-    if name in _REDUCTIONS and name not in ("max", "min") or f"{target}" in _REDUCING_OVERLOADS:
+    if name in _REDUCTIONS or str(target) in _REDUCING_OVERLOADS:
         return Kind.REDUCTION
     if name in _FUSED or torch.Tag.pointwise in target.tags:
         return Kind.FUSED

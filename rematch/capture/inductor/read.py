@@ -121,21 +121,23 @@ class _Reading:
         """Buffers of backward as traced, those that need no gradient just before the first one that reads them."""
         found = self.found
         order: dict[Node, None] = {}
-        last = [node for node in found.buffers if node not in found.forward and node not in found.needs_tangent]
-        for node in (*(node for node in found.buffers if node in found.needs_tangent), *last):
+        later = [node for node in found.buffers if node not in found.forward]
+        for node in sorted(later, key=lambda node: node not in found.needs_tangent):
             waiting, wanted = [node], []
             while waiting:
                 buffer = waiting.pop()
                 wanted.append(buffer)
                 sources = (self._maker(leaf) for leaf in found.leaves_of(buffer.all_input_nodes))
-                waiting += [made for made in sources if made in found.buffers and made not in found.forward | order.keys()]
+                waiting += [
+                    made for made in sources if made in found.buffers and made not in found.forward | order.keys()
+                ]
             order.update(dict.fromkeys(sorted(set(wanted), key=self.position.__getitem__)))
         return list(order)
 
     def _maker(self, leaf: Node) -> Node:
         """The node that makes a buffer, for an entry of a tuple the tuple's."""
         source = leaf.args[0] if leaf.target is operator.getitem else leaf
-        return source if leaf.target is operator.getitem and source in self.found.buffers else leaf  # type: ignore
+        return source if isinstance(source, Node) and source in self.found.buffers else leaf
 
     def _copy_rate(self) -> float:
         """Bytes per second that a large copy reads and writes."""
@@ -259,7 +261,9 @@ class _Reading:
             f"write, at {self.bytes_per_second / 2**30:.0f} GiB/s"
         ]
         if self.estimated:
-            notes.append(f"costs: by memory traffic too, for they cannot be measured: {', '.join(sorted(self.estimated))}")
+            notes.append(
+                f"costs: by memory traffic too, for they cannot be measured: {', '.join(sorted(self.estimated))}"
+            )
         if any("recompute" in node.meta for node in self.found.joint.graph.nodes):
             notes.append("torch.utils.checkpoint inside the model: rematch decides what is recomputed")
         return tuple(notes)

@@ -13,12 +13,10 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch._dynamo.utils import detect_fake_mode
-from torch._guards import TracingContext, tracing
+from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
@@ -26,8 +24,9 @@ from rematch.capture.inductor.copies import copy_module
 from rematch.errors import BudgetError, BudgetInfeasible
 from rematch.execute.compiled.meter import StepMeter
 from rematch.execute.compiled.partitioner import Partitioner
-from rematch.planning.compiled import GraphPlanner, Share
-from rematch.planning.plan import Plan
+from rematch.planning.budget import parse_budget
+from rematch.planning.compiled import GraphPlanner, OtherGraph, Share
+from rematch.planning.planner import Planner
 from rematch.planning.settings import COMPILED, Settings
 from rematch.units import format_bytes
 
@@ -43,9 +42,10 @@ _backends: dict[str, CompiledBackend] = {}
 class CompiledBackend:
     """Compiles graphs for one budget. They may be alive at once, and share it."""
 
-    def __init__(self, settings: Settings, inductor_options: dict[str, Any] | None = None) -> None:
-        self.settings = replace(settings, engine=COMPILED)
+    def __init__(self, planner: Planner, inductor_options: dict[str, Any] | None = None) -> None:
+        self.planner = planner
         self.inductor_options = dict(inductor_options or {})
+        self.state_bytes = 0  # that the user keeps besides parameters: gradients, optimizers
         self.graphs: list[weakref.ref[CompiledGraph]] = []
         self.dry = False  # compile, and run nothing
 
@@ -54,14 +54,9 @@ class CompiledBackend:
         self.graphs.append(weakref.ref(graph))
         try:
             graph.compile()
-        except BudgetInfeasible as refusal:  # Dynamo would wrap it in an error of its own
+        except (BudgetInfeasible, OtherGraph) as refusal:  # Dynamo would wrap it in an error of its own
             return _refusing(refusal)
         return graph
-
-    @property
-    def plans(self) -> list[Plan]:
-        """Of the graphs there are, in the order they were met."""
-        return [plan for graph in self._alive() if (plan := graph.plan) is not None]
 
     def _alive(self) -> Iterator[CompiledGraph]:
         return (graph for reference in self.graphs if (graph := reference()) is not None)
@@ -71,7 +66,7 @@ class CompiledBackend:
         return sum(other.holds_bytes for other in self._alive() if other is not graph)
 
 
-class Planned(Exception):  # noqa: N818
+class Planned(Exception):
     """Everything is compiled, and nothing was to be run."""
 
 
@@ -80,7 +75,7 @@ class CompiledGraph:
 
     def __init__(self, backend: CompiledBackend, module: GraphModule, example_inputs: Sequence[Any]) -> None:
         self.backend = backend
-        self.planner = GraphPlanner(backend.settings)
+        self.planner = GraphPlanner(backend.planner, backend.state_bytes)
         self.device = _device(example_inputs)
         self.holds_bytes = 0  # between forward and backward, as far as that is known
         self._module: GraphModule | None = module  # until nothing is compiled again
@@ -91,10 +86,6 @@ class CompiledGraph:
         self._fitting: int | None = None  # a correction that was measured to keep the budget
         self._meter: StepMeter | None = None
         self._again = False
-
-    @property
-    def plan(self) -> Plan | None:
-        return None if self.planner.decision is None else self.planner.decision.plan
 
     def compile(self) -> None:
         """Have inductor compile the graph with the corrections there are."""
@@ -110,9 +101,11 @@ class CompiledGraph:
         patches = {**self.backend.inductor_options, "custom_partitioner_fn": partitioner}
         try:
             with _tracing_like_dynamo(self._module):
-                self._run = compile_fx(_copy(self._module), self._example_inputs, config_patches=patches)
+                self._run = cast(
+                    Callable[..., Any], compile_fx(_copy(self._module), self._example_inputs, config_patches=patches)
+                )
         except Exception as error:
-            refusal = _budget_error(error)
+            refusal = _refusal_in(error)
             raise (error if refusal is None else refusal) from None
         if not partitioner.called and self.planner.decision is None:
             self._settle()  # no training graph
@@ -195,7 +188,7 @@ def rematch_backend(
             "into the same dict"
         )
     if others:
-        raise BudgetError(f"torch.compile(backend=\"rematch\") takes no {', '.join(others)}; give options instead")
+        raise BudgetError(f'torch.compile(backend="rematch") takes no {", ".join(others)}; give options instead')
     return _backend_for(given)(module, example_inputs)
 
 
@@ -203,31 +196,28 @@ def _backend_for(options: dict[str, Any]) -> CompiledBackend:
     """One backend for the same options: the graphs of a model that breaks into several share a budget."""
     key = repr(sorted(options.items()))
     if key not in _backends:
-        from rematch.planning.budget import parse_budget
-
         ours = {name: options[name] for name in _OURS if name in options}
         reserve = ours.pop("reserve", 0)
         if ours["budget"] != "auto":
             parse_budget(ours["budget"], baseline_peak_bytes=2**40)
-        settings = Settings(
-            **ours, reserve_bytes=parse_budget(reserve, baseline_peak_bytes=0) if reserve else 0, progress=False
-        )
+        reserve_bytes = parse_budget(reserve, baseline_peak_bytes=0) if reserve else 0
+        settings = Settings(**ours, reserve_bytes=reserve_bytes, progress=False, engine=COMPILED)
         inductor = {name: value for name, value in options.items() if name not in _OURS}
-        _backends[key] = CompiledBackend(settings, inductor)
+        _backends[key] = CompiledBackend(Planner(settings), inductor)
     return _backends[key]
 
 
-def _refusing(refusal: BudgetInfeasible) -> Callable[..., Any]:
+def _refusing(refusal: Exception) -> Callable[..., Any]:
     def refuse(*_: Any) -> Any:
         raise refusal
 
     return refuse
 
 
-def _budget_error(error: BaseException | None) -> BudgetError | None:
-    """The budget's own error, which torch may have wrapped."""
+def _refusal_in(error: BaseException | None) -> BudgetInfeasible | OtherGraph | None:
+    """Our own error, which torch may have wrapped."""
     while error is not None:
-        if isinstance(error, BudgetError):
+        if isinstance(error, (BudgetInfeasible, OtherGraph)):
             return error
         inner = getattr(error, "inner_exception", None)
         error = inner if isinstance(inner, BaseException) else error.__cause__ or error.__context__

@@ -81,7 +81,7 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 def _backward_nodes(outputs: Any) -> Iterator[Any]:
     """The autograd nodes of compiled graphs right behind `outputs`, perhaps through views."""
-    waiting = [tensor.grad_fn for tensor in _tensors(outputs) if tensor.grad_fn is not None]
+    waiting: list[Any] = [tensor.grad_fn for tensor in _tensors(outputs) if tensor.grad_fn is not None]
     seen = set()
     while waiting:
         node = waiting.pop(0)

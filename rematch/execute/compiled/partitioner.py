@@ -23,7 +23,7 @@ from rematch.capture.inductor.copies import copy_module
 from rematch.capture.inductor.nodes import is_seed_input
 from rematch.errors import BudgetError, CaptureError
 from rematch.execute.compiled.split import split
-from rematch.planning.compiled import GraphPlanner
+from rematch.planning.compiled import GraphPlanner, OtherGraph
 
 log = logging.getLogger("rematch")
 
@@ -58,7 +58,7 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
         own = min_cut_rematerialization_partition(copy_module(gm)[0], joint_inputs, **kwargs)
         try:
             return self._planned(gm, own, **kwargs)
-        except BudgetError:
+        except (BudgetError, OtherGraph):
             raise
         except Exception as error:
             _warn_once(f"{type(error).__name__}: {error}")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import threading
 import time
-import types
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -39,6 +38,7 @@ from rematch.capture.joint.tracing import (
 from rematch.capture.memory import PeakMemory, allocated_bytes
 from rematch.errors import CaptureError, RematchError
 from rematch.execute.loss_meter import LossMeter, give_up_measuring
+from rematch.execute.own_code import own_code
 from rematch.execute.replay.double_backward import refuse_double_backward
 from rematch.execute.replay.partition import partition
 from rematch.execute.replay.source import compile_module
@@ -133,7 +133,7 @@ class Replay:
             _tracing(),
             torch.enable_grad(),
         ):
-            traced = torch.compile(_entry(self.plain), backend=outline, fullgraph=True, dynamic=False)
+            traced = torch.compile(own_code(self.plain), backend=outline, fullgraph=True, dynamic=False)
             outputs = traced(*args, **kwargs)
         leaves = {place: leaf for place, leaf in enumerate(made) if isinstance(leaf, torch.Tensor)}
         device = next((leaf.device for leaf in leaves.values()), torch.device("cpu"))
@@ -171,7 +171,7 @@ class Replay:
 
         context: Any = torch._dynamo.optimize(backend, nopython=True, dynamic=False)
         context.callback = _WithOurSettings(context.callback)
-        function: Callable[..., Any] = context(_entry(self.plain))
+        function: Callable[..., Any] = context(own_code(self.plain))
         return function
 
     def _backend(self, module: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
@@ -371,21 +371,6 @@ def _unchanged(module: nn.Module) -> Iterator[None]:
             part.__dict__.update(attributes)
         for part, kept in buffers:
             part._buffers.update(kept)
-
-
-def _entry(forward: Callable[..., Any]) -> Callable[..., Any]:
-    if isinstance(forward, types.MethodType):
-        self, method = forward.__self__, forward.__func__
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return method(self, *args, **kwargs)
-    else:
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return forward(*args, **kwargs)
-
-    code = call.__code__.replace(co_name="forward")
-    return types.FunctionType(code, globals(), "forward", None, call.__closure__)
 
 
 @contextmanager
