@@ -36,9 +36,9 @@ class Decision:
     """How one graph is to be cut."""
 
     plan: Plan
-    capture: FusedCapture
     by_torch: bool  # torch's own partition keeps the budget as it is
     predicted_bytes: int
+    capture: FusedCapture | None = None  # None for one that another process made
 
 
 @dataclass(frozen=True)
@@ -71,11 +71,11 @@ class GraphPlanner:
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """What decides a plan besides the graph, for inductor's caches."""
+        """What decides a plan besides the graph and the correction."""
         s = self.settings
         solver = s.solver if isinstance(s.solver, str) else repr(s.solver)
         options = tuple(sorted((name, repr(value)) for name, value in s.options.items()))
-        around = (self.correction_bytes, self.share, self.state_bytes, s.reserve_bytes)
+        around = (self.share, self.state_bytes, s.reserve_bytes)
         required = None if self.planner.required is None else hash(self.planner.required.schedule)
         return (str(s.budget), solver, options, s.time_limit, str(around), required)
 
@@ -98,17 +98,24 @@ class GraphPlanner:
         capture = replace(capture, graph=graph)
         required, self.planner.required = self.planner.required, None
         if required is None and own_bytes <= usable_bytes - self.correction_bytes:
-            decision = Decision(self._own_plan(capture, usable_bytes), capture, True, own_bytes)
+            decision = Decision(self._own_plan(capture, usable_bytes), True, own_bytes, capture)
         else:
             plan = self._followed(required, graph) if required else self._solved(capture, device)
-            decision = Decision(plan, capture, False, plan.figures.peak_bytes or 0)
+            decision = Decision(plan, False, plan.figures.peak_bytes or 0, capture)
+        self.adopt(decision, self.asked_bytes)
+        return decision
+
+    def adopt(self, decision: Decision, asked_bytes: int) -> None:
+        """Go by `decision`, made here or by another process for the same graph and `asked_bytes`."""
         self.planner.remember(decision.plan)
         self.decision = decision
-        return decision
+        self.asked_bytes = asked_bytes
 
     def _solved(self, capture: FusedCapture, device: torch.device) -> Plan:
         assert self.asked_bytes is not None
         planner = Planner(replace(self.settings, budget=max(1, self.asked_bytes - self.correction_bytes)))
+        if self.decision is not None and self.decision.capture is None:  # inductor has forgotten what we remember
+            planner.plans.append(self.decision.plan)
         try:
             return planner.plan(capture.graph, device, engine=COMPILED, notes=(*capture.notes, *self._notes()))
         except BudgetInfeasible as refusal:

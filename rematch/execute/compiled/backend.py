@@ -9,11 +9,12 @@ the graph is compiled again, at most twice. Graphs without gradients are inducto
 
 from __future__ import annotations
 
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch._guards import TracingContext, detect_fake_mode, tracing
@@ -23,9 +24,10 @@ from torch.utils import _pytree as pytree
 from rematch.capture.inductor.copies import copy_module
 from rematch.errors import BudgetError, BudgetInfeasible
 from rematch.execute.compiled.meter import StepMeter
+from rematch.execute.compiled.notebook import Note, Notebook, graph_key
 from rematch.execute.compiled.partitioner import Partitioner
 from rematch.planning.budget import parse_budget
-from rematch.planning.compiled import GraphPlanner, OtherGraph, Share
+from rematch.planning.compiled import Decision, GraphPlanner, OtherGraph, Share
 from rematch.planning.planner import Planner
 from rematch.planning.settings import COMPILED, Settings
 from rematch.units import format_bytes
@@ -86,29 +88,60 @@ class CompiledGraph:
         self._fitting: int | None = None  # a correction that was measured to keep the budget
         self._meter: StepMeter | None = None
         self._again = False
+        self._notebook: Notebook | None = None
 
     def compile(self) -> None:
         """Have inductor compile the graph with the corrections there are."""
-        from torch._inductor.compile_fx import compile_fx
-
         assert self._module is not None
         self._again = False
         self._calls = 0
         self._compilations += 1
         if self.device.type != "cuda":
             self.planner.share = Share(before_bytes=self.backend.saved_by_others(self))
-        partitioner = Partitioner(self.planner, f"{VERSION}", self.device)
+        identity = (VERSION, _device_name(self.device), self.planner.identity)
+        notebook = Notebook(graph_key(self._module, self._example_inputs, identity))
+        settled = notebook.correction_bytes
+        if self._compilations == 1 and settled is not None:
+            self.planner.correction_bytes = settled
+            self._compilations += 1  # as many as there were, when another process measured
+        correction = self.planner.correction_bytes
+        known = notebook.read(correction)
+        if known is not None:
+            self.planner.adopt(Decision(known.plan, known.by_torch, known.predicted_bytes), known.asked_bytes)
+        asked = self._compile((*identity, correction))
+        if not asked and known is None and self._trains:
+            # Inductor has this graph from a run whose notes are gone: have it ask.
+            asked = self._compile((*identity, correction, time.time_ns()))
+        decision = self.planner.decision
+        if asked and decision is not None and self.planner.asked_bytes is not None:
+            note = Note(decision.plan, decision.by_torch, decision.predicted_bytes, self.planner.asked_bytes)
+            notebook.note(correction, note)
+        self._notebook = notebook
+        if decision is None:
+            self._settle()  # nothing to train, or a graph that cannot be planned
+
+    def _compile(self, identity: tuple[object, ...]) -> bool:
+        """Compile, and say whether inductor asked for a partition: it does for training graphs that it has not kept."""
+        from torch._inductor.compile_fx import compile_fx
+
+        assert self._module is not None
+        partitioner = Partitioner(self.planner, identity)
         patches = {**self.backend.inductor_options, "custom_partitioner_fn": partitioner}
         try:
             with _tracing_like_dynamo(self._module):
-                self._run = cast(
-                    Callable[..., Any], compile_fx(_copy(self._module), self._example_inputs, config_patches=patches)
-                )
+                run: Any = compile_fx(_copy(self._module), self._example_inputs, config_patches=patches)
         except Exception as error:
             refusal = _refusal_in(error)
             raise (error if refusal is None else refusal) from None
-        if not partitioner.called and self.planner.decision is None:
-            self._settle()  # no training graph
+        self._run = run
+        return partitioner.called
+
+    @property
+    def _trains(self) -> bool:
+        assert self._module is not None
+        given = (*self._example_inputs, *self._module.parameters())
+        differentiable = any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in given)
+        return differentiable and torch.is_grad_enabled()
 
     def __call__(self, *args: Any) -> Any:
         if self.backend.dry:
@@ -170,6 +203,8 @@ class CompiledGraph:
 
     def _settle(self) -> None:
         """Compile no more: what is needed for that is let go."""
+        if self._notebook is not None and self.planner.decision is not None:
+            self._notebook.settle(self.planner.correction_bytes)
         self._module = None
         self._example_inputs = []
 
@@ -249,6 +284,10 @@ def _copy(module: GraphModule) -> GraphModule:
 def _device(example_inputs: Sequence[Any]) -> torch.device:
     devices = [given.device for given in example_inputs if isinstance(given, torch.Tensor)]
     return next((device for device in devices if device.type == "cuda"), torch.device("cpu"))
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def _distinct_bytes(args: tuple[Any, ...]) -> int:

@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch._functorch.compile_utils import fx_graph_cse
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
@@ -31,10 +30,10 @@ log = logging.getLogger("rematch")
 class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
     """See the module; `called` once inductor has asked, which it does for training graphs that no cache has."""
 
-    def __init__(self, planner: GraphPlanner, version: str, device: torch.device) -> None:
+    def __init__(self, planner: GraphPlanner, identity: tuple[object, ...]) -> None:
         self.planner = planner
         self.called = False
-        self._identity = (version, _device_name(device), planner.identity)
+        self._identity = identity
 
     def __deepcopy__(self, _: Any) -> Partitioner:
         """Torch copies its settings, which we are part of while a graph is compiled."""
@@ -80,11 +79,8 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
         decision = self.planner.decide(joint, own, forward_outputs=num_fwd_outputs, static=static)
         if decision.by_torch:
             return own
+        assert decision.capture is not None
         return split(decision.capture, decision.plan.schedule)
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 _warned: set[str] = set()

@@ -1,0 +1,124 @@
+"""Schedules cut into the two graphs that inductor compiles; eager kernels run them here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.fx import GraphModule
+
+import rematch
+from rematch.execute.compiled import partitioner as partitioner_module
+from rematch.execute.compiled.partitioner import Partitioner
+from rematch.execute.compiled.split import split
+from rematch.graph import Phase
+from rematch.planning import planner as planner_module
+from rematch.planning.compiled import Decision, GraphPlanner
+from rematch.planning.planner import Planner
+from rematch.planning.settings import Settings
+from tests.inductor_graphs import run_partitioned
+from tests.modules import Net, batch, mean_square
+
+
+def planned(budget: str) -> GraphPlanner:
+    return GraphPlanner(Planner(Settings(budget=budget, time_limit=2.0, progress=False)))
+
+
+def net() -> Net:
+    torch.manual_seed(0)
+    module = Net(depth=3)
+    for block in module.blocks:  # eager kernels draw other numbers than inductor's, and never the same twice
+        block.drop = nn.Identity()
+    return module
+
+
+def outcome(module: nn.Module, output: torch.Tensor) -> dict[str, torch.Tensor]:
+    mean_square(output).backward()
+    gradients = {name: parameter.grad for name, parameter in module.named_parameters() if parameter.grad is not None}
+    return {**gradients, **dict(module.named_buffers()), "output": output.detach()}
+
+
+@pytest.mark.parametrize("budget", ["85%", "70%"])
+def test_gradients_and_buffers_are_eagers(budget: str) -> None:
+    planner = planned(budget)
+    module, sample = net(), batch()
+    ours = outcome(module, run_partitioned(module, sample, Partitioner(planner, ())))
+    assert planner.decision is not None and not planner.decision.by_torch
+    assert planner.decision.plan.recomputed
+    plain = net()
+    theirs = outcome(plain, plain(sample))
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        torch.testing.assert_close(ours[name], value, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_backward_gets_what_the_schedule_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    halves: list[tuple[GraphModule, GraphModule]] = []
+
+    def noted(*args: Any) -> tuple[GraphModule, GraphModule]:
+        halves.append(split(*args))
+        return halves[-1]
+
+    monkeypatch.setattr(partitioner_module, "split", noted)
+    planner = planned("70%")
+    run_partitioned(net(), batch(), Partitioner(planner, ()))
+    decision = planner.decision
+    assert decision is not None and decision.capture is not None
+    kept = set(alive_at_the_loss(decision))
+    placeholders = {node.name for node in halves[0][1].graph.find_nodes(op="placeholder")}
+    made_in_forward = {node.name for node in halves[0][0].graph.nodes if node.op == "call_function"}
+    assert placeholders & made_in_forward == kept
+    again = sum(op.extra_runs for op in decision.plan.recomputed if op.name.startswith("addmm"))
+    products = halves[0][1].graph.find_nodes(op="call_function", target=torch.ops.aten.addmm.default)
+    assert len(products) == again > 0  # backward's own products are `mm`
+
+
+def alive_at_the_loss(decision: Decision) -> list[str]:
+    """Names of values that the schedule still has when the loss runs, and that backward reads."""
+    assert decision.capture is not None
+    graph, alive = decision.capture.graph, dict[int, None]()
+    read_later: set[int] = set()
+    after_loss = False
+    for step in decision.plan.schedule.steps.tolist():
+        if step < 0:
+            alive = alive if after_loss else {value: None for value in alive if value != ~step}
+        elif graph.ops[step].phase is Phase.LOSS:
+            after_loss = True
+        elif after_loss:
+            read_later |= {value for value in graph.ops[step].inputs if value in alive}
+            for value in graph.ops[step].outputs:
+                alive.pop(value, None)
+        else:
+            alive.update(dict.fromkeys(graph.ops[step].outputs))
+    return [graph.values[value].name for value in read_later]
+
+
+def test_an_impossible_budget_names_the_least_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner_module, "_MINIMUM_SECONDS", 1.0)
+    with pytest.raises(Exception, match="smallest that was found to work") as caught:
+        run_partitioned(net(), batch(), Partitioner(planned("1KiB"), ()))
+    refusal = getattr(caught.value, "inner_exception", caught.value)
+    assert isinstance(refusal, rematch.BudgetInfeasible)
+    assert refusal.feasible_from_bytes is not None
+    planner = planned(str(refusal.feasible_from_bytes))
+    torch._dynamo.reset()
+    run_partitioned(net(), batch(), Partitioner(planner, ()))
+    assert planner.decision is not None and planner.decision.predicted_bytes <= refusal.feasible_from_bytes
+
+
+def test_a_plan_that_cannot_be_followed_leaves_torchs_partition_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: Any) -> tuple[GraphModule, GraphModule]:
+        raise RuntimeError("not this time")
+
+    monkeypatch.setattr(partitioner_module, "split", fail)
+    module, sample = net(), batch()
+    with pytest.warns(UserWarning, match="without a budget: RuntimeError: not this time"):
+        ours = outcome(module, run_partitioned(module, sample, Partitioner(planned("70%"), ())))
+    plain = net()
+    theirs = outcome(plain, plain(sample))
+    for name, value in theirs.items():
+        torch.testing.assert_close(ours[name], value, rtol=1e-4, atol=1e-6, msg=name)

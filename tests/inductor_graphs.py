@@ -1,0 +1,74 @@
+"""Joint graphs as inductor's partitioner gets them, without compiling anything.
+
+`joint, count = joint_graph(module, sample)`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch._inductor.config
+from functorch.compile import make_boxed_func
+from torch import nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.compile_utils import fx_graph_cse
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._guards import TracingContext
+from torch._inductor.compile_fx import partition_fn
+from torch._inductor.custom_graph_pass import CustomPartitionerFn
+from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.virtualized import V
+from torch.fx import GraphModule
+
+Halves = tuple[GraphModule, GraphModule]
+
+
+class Calling(CustomPartitionerFn):  # type: ignore[misc]
+    """A partitioner that calls a function."""
+
+    def __init__(self, function: Callable[..., Halves]) -> None:
+        self.function = function
+
+    def __call__(self, gm: GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> Halves:
+        return self.function(gm, joint_inputs, **kwargs)
+
+    def uuid(self) -> None:
+        return None
+
+
+def run_partitioned(module: nn.Module, sample: torch.Tensor, partitioner: CustomPartitionerFn) -> torch.Tensor:
+    """The module's output, computed by the eager kernels of graphs that `partitioner` cuts."""
+    nothing: Any = lambda graph, _: make_boxed_func(graph.forward)  # noqa: E731
+    backend = aot_autograd(
+        fw_compiler=nothing,
+        bw_compiler=nothing,
+        partition_fn=_partition,
+        decompositions=select_decomp_table(),
+        keep_inference_input_mutations=True,
+    )
+    with torch._inductor.config.patch(custom_partitioner_fn=partitioner):
+        compiled: torch.Tensor = torch.compile(module, backend=backend, dynamic=False)(sample)
+    return compiled
+
+
+def _partition(gm: GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> Halves:
+    """Inductor's passes over the joint graph, then the partitioner it was told to call."""
+    with V.set_fake_mode(TracingContext.get().fake_mode):
+        halves: Halves = partition_fn(gm, joint_inputs, **kwargs)
+    return halves
+
+
+def joint_graph(module: nn.Module, sample: torch.Tensor) -> tuple[GraphModule, int]:
+    """The joint graph after inductor's passes, and how many of its outputs are forward's."""
+    found: list[tuple[GraphModule, int]] = []
+
+    def note(gm: GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **kwargs: Any) -> Halves:
+        gm.graph.eliminate_dead_code()
+        gm.graph = fx_graph_cse(gm.graph)
+        found.append((gm, num_fwd_outputs))
+        return min_cut_rematerialization_partition(gm, joint_inputs, num_fwd_outputs=num_fwd_outputs, **kwargs)
+
+    run_partitioned(module, sample, Calling(note))
+    return found[0]
