@@ -54,7 +54,7 @@ MAY_IMPORT = {
     "solvers": {*BASE, "graph", "solvers"},
     "capture": {*BASE, "cache", "capture", "graph"},
     "execute": {*BASE, "capture", "execute", "graph"},
-    "execute.compiled": {*BASE, "cache", "capture", "execute", "files", "graph", "planning", "records"},
+    "execute.compiled": {*BASE, "cache", "capture", "execute", "graph", "planning", "records"},
     "execute.runner": {*BASE, "capture", "execute", "graph", "planning", "report.progress", "solvers.base"},
     "execute.routes": {"capture", "execute", "planning"},
     "execute.tape.stored": {*BASE, "execute", "records"},

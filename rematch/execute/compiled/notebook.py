@@ -1,30 +1,27 @@
 """What was decided for a graph, on disk, so that another process need not solve or measure again.
 
-`Notebook("key").note(Note(...))` and, in another process, `Notebook("key").read(correction_bytes=0)`
+`Notebook(key).note(0, note)` and, in another process, `Notebook(key).read(0)`
 
-Inductor keeps compiled graphs on disk and does not ask for a partition again; the plan behind it is here. A file that
-is missing or damaged costs time and nothing else.
+Inductor keeps compiled graphs on disk and does not ask for a partition again; the plan behind it is here.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch.fx import GraphModule
 
-from rematch.cache import cache_folder
+from rematch.cache import RecordFolder
 from rematch.capture.cost import describe
-from rematch.errors import FormatError
-from rematch.files import read_json, write_text
 from rematch.planning.plan import Plan
-from rematch.records import from_json, to_json
+from rematch.records import from_json
+from rematch.units import format_bytes
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -43,45 +40,36 @@ class _Settled:
 
 
 def graph_key(module: GraphModule, example_inputs: Sequence[Any], identity: object) -> str:
-    """A name for a graph that Dynamo traced, compiled under these circumstances."""
+    """What tells apart graphs that Dynamo traced, and the circumstances they are compiled under."""
     inputs = [describe(given) if isinstance(given, torch.Tensor) else repr(given) for given in example_inputs]
-    text = "\n".join([module.code, *inputs, repr(identity), torch.__version__])
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    return "\n".join([module.code, *inputs, repr(identity), torch.__version__])
 
 
 class Notebook:
     """The notes of one graph, one for each correction that it was compiled with."""
 
     def __init__(self, key: str) -> None:
-        self._folder = cache_folder() / "compiled"
         self._key = key
+        self._notes = _folder("compiled", Note)
+        self._settled = _folder("compiled-settled", _Settled)
 
     @property
     def correction_bytes(self) -> int | None:
         """The correction that measuring has settled on, if it has."""
-        found = self._read(self._path("settled"), _Settled)
+        found = self._settled.get(self._key)
         return None if found is None else found.correction_bytes
 
     def settle(self, correction_bytes: int) -> None:
-        self._write(self._path("settled"), _Settled(correction_bytes))
+        """Start with this correction the next time."""
+        self._settled.put(self._key, _Settled(correction_bytes))
 
     def read(self, correction_bytes: int) -> Note | None:
-        found: Note | None = self._read(self._path(str(correction_bytes)), Note)
-        return found
+        return self._notes.get(f"{self._key}\n{correction_bytes}")
 
     def note(self, correction_bytes: int, note: Note) -> None:
-        self._write(self._path(str(correction_bytes)), note)
+        label = f"{note.plan.graph_ops} operators, budget {format_bytes(note.asked_bytes)}, compiled"
+        self._notes.put(f"{self._key}\n{correction_bytes}", note, label)
 
-    def _path(self, name: str) -> Path:
-        return self._folder / f"{self._key}-{name}.json"
 
-    def _read(self, path: Path, kind: type[Any]) -> Any:
-        try:
-            return from_json(kind, read_json(path), str(path))
-        except FormatError:
-            return None
-
-    def _write(self, path: Path, record: object) -> None:
-        with suppress(OSError, FormatError):
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_text(path, json.dumps(to_json(record)))
+def _folder(name: str, kind: type[T]) -> RecordFolder[T]:
+    return RecordFolder(name, decode=partial(from_json, kind))
