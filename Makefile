@@ -6,6 +6,7 @@
 #   make format   let ruff rewrite the sources
 #   make wheel    build dist/*.whl
 #   make docs     refresh the output and the picture that the README shows
+#   make site     build the documentation into site/, with warnings as errors
 #   make bench    list the benchmarks; make bench-NAME ARGS="..." runs benchmarks/NAME.py
 #   make clean    remove .venv and everything made by tools
 
@@ -15,10 +16,11 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 WARM := $(VENV)/warm
 ZOO := $(VENV)/zoo
+SITE := $(VENV)/site
 COMPILED := $(shell find rematch -name '*kernels.py')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint format wheel docs bench clean
+.PHONY: help setup demo test test-all lint format wheel docs site bench clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -62,6 +64,14 @@ wheel: $(INSTALLED)
 docs: setup
 	@$(BIN)/python docs/refresh.py
 
+site: $(SITE)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@echo 'site/index.html; python3 -m http.server -d site shows it with search'
+
+$(SITE): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[docs]'
+	@touch $@
+
 bench:
 	@for file in $(wildcard benchmarks/[a-z]*.py); do \
 		printf 'make bench-%-16s %s\n' "$$(basename $$file .py | tr _ -)" "$$(sed -n '1s/^"""//p' $$file)"; \
@@ -78,5 +88,5 @@ $(ZOO): $(INSTALLED)
 bench-zoo: $(ZOO)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
