@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.integrations.tiny import forget_accelerate
-from tests.test_readme import DOCS, python_blocks
+from tests.pages import DOCS, python_blocks
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 

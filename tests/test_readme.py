@@ -1,8 +1,7 @@
-"""The Python shown in the README and the docs runs as it stands."""
+"""The Python shown in the README runs as it stands."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,7 @@ from rematch.graph.formats import save_graph
 from rematch.graph.generators import gpt
 from rematch.planning.plan import Plan
 from rematch.solvers import base, make_solver
-
-README = Path(__file__).parent.parent / "README.md"
-DOCS = README.parent / "docs"
-
-
-def python_blocks(page: Path = README) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+from tests.pages import python_blocks
 
 
 @pytest.fixture(autouse=True)
@@ -60,17 +53,3 @@ def test_a_solver_in_ten_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base._solvers, "_added", {})
     exec(python_blocks()[3], {"__name__": "readme"})
     assert make_solver("keep-everything").name == "keep-everything"
-
-
-def test_a_partitioner_of_ones_own(capsys: pytest.CaptureFixture[str]) -> None:
-    (block,) = python_blocks(DOCS / "hierarchy.md")
-    exec(block, {"__name__": "docs"})
-    assert capsys.readouterr().out.strip() in ("Status.FEASIBLE", "Status.OPTIMAL")
-
-
-@pytest.mark.parametrize(
-    "page", [README, README.with_name("CONTRIBUTING.md"), *sorted(DOCS.glob("*.md"))], ids=lambda page: page.name
-)
-def test_links_lead_somewhere(page: Path) -> None:
-    for link in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
-        assert (page.parent / link).exists(), link

@@ -65,12 +65,15 @@ def run_plugin(path: Path | None) -> None:
 
 
 def make_solver(name: str, pairs: list[str]) -> Solver:
+    from dataclasses import fields, is_dataclass
     from typing import get_type_hints
 
     from rematch.solvers import make_solver, solver_class
 
     known = solver_class(name)
-    return make_solver(name, **parse_pairs(pairs, f"option of solver {name!r}", get_type_hints(known)))
+    kinds = get_type_hints(known)
+    options = {field.name: kinds[field.name] for field in fields(known)} if is_dataclass(known) else {}
+    return make_solver(name, **parse_pairs(pairs, f"option of solver {name!r}", options))
 
 
 def parse_pairs(pairs: list[str], what: str, kinds: dict[str, Any]) -> dict[str, Any]:
