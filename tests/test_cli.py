@@ -326,7 +326,7 @@ def test_a_bad_graph_is_one_line(bad_file: Any, said: str, tmp_path: Path) -> No
         (["--budget", "50%", "--time-limit", "-1"], "--time-limit -1 is not possible"),
         (["--budget", "50%", "--time-limit", "nan"], "--time-limit nan is not possible"),
         (["--budget", "50%", "--option", "seed"], "'seed' is not of the form KEY=VALUE"),
-        (["--budget", "50%", "--solver", "noremat", "--option", "x=1"], "unknown option of solver 'noremat' 'x'"),
+        (["--budget", "50%", "--solver", "noremat", "--option", "x=1"], "of solver 'noremat' 'x'; known: none"),
         (["--budget", "50%", "-o", "missing/plan.json"], "cannot write missing/plan.json: .* no such file"),
         (["--budget", "50%", "-o", "."], "it is a folder"),
         (["--budget", "50%", "--plugin", "missing.py"], "plug-in missing.py cannot be loaded: FileNotFoundError"),

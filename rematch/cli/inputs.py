@@ -72,7 +72,8 @@ def make_solver(name: str, pairs: list[str]) -> Solver:
 
     known = solver_class(name)
     kinds = get_type_hints(known)
-    options = {field.name: kinds[field.name] for field in fields(known)} if is_dataclass(known) else {}
+    names: list[str] = [field.name for field in fields(known)] if is_dataclass(known) else []
+    options = {option: kinds[option] for option in names}
     return make_solver(name, **parse_pairs(pairs, f"option of solver {name!r}", options))
 
 
