@@ -30,14 +30,19 @@ if TYPE_CHECKING:  # type checkers cannot read the table below; a test keeps the
         remat as remat,
         trace as trace,
     )
+    from rematch.foresight.batch import max_batch as max_batch
+    from rematch.foresight.memory import memory as memory
+    from rematch.foresight.tradeoff import min_budget as min_budget, pareto as pareto
     from rematch.planning.plan import Plan as Plan
-    from rematch.solvers.max_batch import max_batch as max_batch
 
 _LAZY = {
     "Plan": "rematch.planning.plan",
     "apply": "rematch.api",
     "graph": "rematch",
-    "max_batch": "rematch.solvers.max_batch",
+    "max_batch": "rematch.foresight.batch",
+    "memory": "rematch.foresight.memory",
+    "min_budget": "rematch.foresight.tradeoff",
+    "pareto": "rematch.foresight.tradeoff",
     "plan": "rematch.api",
     "plans_of": "rematch.api",
     "remat": "rematch.api",

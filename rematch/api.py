@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from rematch.capture.recorded_graph import RecordedGraph
 from rematch.capture.recorder import CannotRecord
 from rematch.errors import CaptureError, RematchError, unknown_name
 from rematch.execute.module import runner_of, strip, twin_of
@@ -68,7 +69,7 @@ def remat(
     cache: use the plan of an earlier start of the same training, if there is one, and keep this one for later starts.
     progress: show what takes long; None does so on a terminal.
     """
-    settings = _settings(budget, solver, time_limit, reserve, progress, options, engine=engine)
+    settings = make_settings(budget, solver, time_limit, reserve, progress, options, engine=engine)
     settings = replace(settings, accumulate=accumulate, cache=cache)
     return _wrap(model, sample, settings, loss=loss, optimizer=optimizer, in_place=in_place)
 
@@ -94,7 +95,7 @@ def plan(
 
     device: the name of a device that is not here ("h100"), to plan for it by its figures.
     """
-    settings = _settings(budget, solver, time_limit, reserve, progress, options, device, engine)
+    settings = make_settings(budget, solver, time_limit, reserve, progress, options, device, engine)
     settings = replace(settings, accumulate=accumulate, cache=cache)
     runner = runner_of(_wrap(model, _required_sample(sample), settings, loss=loss, optimizer=optimizer))
     assert runner is not None
@@ -111,6 +112,8 @@ def trace(
     sample: Any,
     *,
     loss: Loss | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    accumulate: bool = False,
     device: str | None = None,
     progress: bool | None = None,
 ) -> Graph:
@@ -118,12 +121,26 @@ def trace(
 
     Costs are measured, or those of the `device` named; nothing is changed and nothing is run.
     """
-    settings = _settings("100%", DEFAULT_SOLVER, 0.0, 0, progress, {}, device)
+    settings = replace(make_settings("100%", DEFAULT_SOLVER, 0.0, 0, progress, {}, device), accumulate=accumulate)
+    return record_step(model, sample, settings, loss=loss, optimizer=optimizer)[1].graph
+
+
+def record_step(
+    model: nn.Module,
+    sample: Any,
+    settings: Settings,
+    *,
+    loss: Loss | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> tuple[Runner, RecordedGraph]:
+    """Record a training step without a plan for it: what `trace` and the questions of `rematch.foresight` build on."""
     args, kwargs = as_arguments(_required_sample(sample))
     runner = Runner(_twin(model), Planner(settings), loss)
     _require_fitting(runner, args, kwargs)
+    if optimizer is not None:
+        runner.expect(optimizer)
     try:
-        return runner.recorded(args, kwargs).graph
+        return runner, runner.recorded(args, kwargs)
     except CannotRecord as refused:
         raise CaptureError(f"{type(model).__name__} cannot be recorded without running it: {refused}") from None
 
@@ -147,7 +164,7 @@ def plans_of(model: nn.Module) -> tuple[Plan, ...]:
     return tuple(runner.planner.plans)
 
 
-def _settings(
+def make_settings(
     budget: str | int | float,
     solver: str | Solver,
     time_limit: float,
@@ -258,5 +275,5 @@ def _require_fitting(runner: Runner, args: tuple[Any, ...], kwargs: dict[str, An
 
 def _required_sample(sample: Any) -> Any:
     if sample is None:
-        raise CaptureError("rematch.plan needs a sample: the arguments that the model will be called with")
+        raise CaptureError("rematch needs a sample: the arguments that the model will be called with")
     return sample

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 
 SECONDS_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
+BYTES_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "bytes"))  # for axes
 _BYTES_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
@@ -22,6 +23,11 @@ def format_bytes(size_bytes: int) -> str:
         return f"{size_bytes} B"
     digits = 2 if abs(amount) < 9.995 else 1 if abs(amount) < 99.95 else 0
     return f"{amount:.{digits}f} {_BYTES_UNITS[unit]}"
+
+
+def unit_for(units: tuple[tuple[float, str], ...], largest: float) -> tuple[float, str]:
+    """`unit_for(BYTES_UNITS, 5000) == (1024, "KiB")`: what to divide by, and its name."""
+    return next(((scale, unit) for scale, unit in units if largest >= scale), units[-1])
 
 
 def format_seconds(seconds: float) -> str:

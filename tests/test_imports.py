@@ -43,7 +43,7 @@ def test_rooms_load_no_solver_library(room: str) -> None:
 # functions and for type checkers count too, except that a Plan may load the report that prints it.
 BASE = {"errors", "units"}
 MAY_IMPORT = {
-    "rematch": {"rematch", "api", "errors", "graph", "planning.plan", "solvers"},
+    "rematch": {"rematch", "api", "errors", "foresight", "graph", "planning.plan", "solvers"},
     "errors": set(),
     "units": set(),
     "compilation": set(),
@@ -69,6 +69,7 @@ MAY_IMPORT = {
     "report.progress": {*BASE, "solvers.base"},
     "api": {*BASE, "capture", "execute", "graph", "planning", "solvers"},
     "integrations": {*BASE, "api", "execute.module"},
+    "foresight": {*BASE, "api", "capture", "foresight", "graph", "planning", "records", "report", "solvers"},
     "trial": {"api", "capture"},
     "demo": {*BASE, "api", "trial"},
     "doctor": {*BASE, "rematch", "api", "cache", "graph", "solvers", "trial"},
@@ -175,6 +176,9 @@ PUBLIC = {
     "apply",
     "graph",
     "max_batch",
+    "memory",
+    "min_budget",
+    "pareto",
     "plan",
     "plans_of",
     "remat",

@@ -66,6 +66,22 @@ def simulate(graph: Graph, schedule: Schedule) -> Simulation:
     )
 
 
+def alive_during(graph: Graph, schedule: Schedule, step: int) -> dict[int, int]:
+    """Values without a resident one that are in memory while the operator at `step` runs, with how many copies.
+
+    An output that was alive already counts twice until the operator ends.
+    """
+    alive: dict[int, int] = {}
+    for earlier in schedule.steps[:step].tolist():
+        if earlier < 0:
+            alive.pop(~earlier, None)
+        else:
+            alive.update(dict.fromkeys(graph.ops[earlier].outputs, 1))
+    for output in graph.ops[int(schedule.steps[step])].outputs:
+        alive[output] = alive.get(output, 0) + 1
+    return alive
+
+
 def _in_words(graph: Graph, schedule: Schedule, code: int, step: int, culprit: int, counts: Longs) -> str:
     from rematch.graph import kernels
 

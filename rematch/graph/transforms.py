@@ -1,12 +1,14 @@
 """The same computation at another batch size, or with another measure of cost.
 
-`with_batch(graph, 64, captured=16)` has four times the activations and times; `with_flop_costs(graph)` counts
-floating-point operations in place of seconds.
+`with_batch(graph, 64, captured=16)` has four times the activations and times; `between` needs two captures and no such
+assumption; `with_flop_costs(graph)` counts floating-point operations in place of seconds.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from fractions import Fraction
 
 from rematch.errors import GraphError
 from rematch.graph.model import Graph
@@ -43,6 +45,40 @@ def with_batch(graph: Graph, batch: int, *, captured: int = 1) -> Graph:
         for op in graph.ops
     )
     return replace(graph, ops=ops, values=values)
+
+
+def between(small: Graph, large: Graph, *, batches: tuple[int, int], batch: int) -> Graph:
+    """The graph at `batch`, from two captured at other `batches`: sizes, times and workspace on a straight line.
+
+    `GraphError` if the two are not the same operators.
+    """
+    if [op.name for op in small.ops] != [op.name for op in large.ops] or len(small.values) != len(large.values):
+        raise GraphError(
+            f"{small.name!r} runs other operators at a batch of {batches[1]} than at {batches[0]}, so nothing can be "
+            "said of a third"
+        )
+    share = Fraction(batch - batches[0], batches[1] - batches[0])
+
+    def bytes_at(first: int, second: int) -> int:
+        return max(0, math.ceil(first + share * (second - first)))
+
+    def number_at(first: float, second: float) -> float:
+        return max(0.0, first + float(share) * (second - first))
+
+    values = tuple(
+        replace(a, size_bytes=bytes_at(a.size_bytes, b.size_bytes))
+        for a, b in zip(small.values, large.values, strict=True)
+    )
+    ops = tuple(
+        replace(
+            a,
+            seconds=number_at(a.seconds, b.seconds),
+            workspace_bytes=bytes_at(a.workspace_bytes, b.workspace_bytes),
+            flops=None if a.flops is None or b.flops is None else number_at(a.flops, b.flops),
+        )
+        for a, b in zip(small.ops, large.ops, strict=True)
+    )
+    return replace(small, ops=ops, values=values)
 
 
 def _growing(graph: Graph) -> list[bool]:

@@ -17,6 +17,7 @@ from typing import Any
 from rematch.errors import FormatError, ScheduleError
 from rematch.files import read_json, write_text
 from rematch.graph import Graph, Phase, Schedule, Simulation, baseline, simulate
+from rematch.graph.simulate import alive_during
 from rematch.records import from_json, show_json, to_json
 from rematch.solvers.base import BoundScope, Problem, Progress, Solution, Status
 from rematch.units import extra_pct, format_bytes, format_extra, printable
@@ -307,15 +308,8 @@ def _parts_of_peak(graph: Graph, schedule: Schedule, seen: Simulation) -> tuple[
     """The peak by roles: residents first, then what is alive while the hungriest operator runs, then its workspace."""
     if seen.peak_step is None or not any(value.role for value in graph.values):
         return ()
-    alive: dict[int, int] = {}  # value -> copies; an output that was there already counts twice until its maker ends
-    for step in schedule.steps[: seen.peak_step].tolist():
-        if step < 0:
-            alive.pop(~step, None)
-        else:
-            alive.update(dict.fromkeys(graph.ops[step].outputs, 1))
+    alive = alive_during(graph, schedule, seen.peak_step)
     peak_op = graph.ops[int(schedule.steps[seen.peak_step])]
-    for output in peak_op.outputs:
-        alive[output] = alive.get(output, 0) + 1
     sizes: dict[str, int] = {}
     for index, value in enumerate(graph.values):
         copies = 1 if value.resident else alive.get(index, 0)

@@ -9,7 +9,9 @@ that fits; else the schedules there are get a try, for another batch size often 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cache
+from typing import TYPE_CHECKING
 
 import psutil  # type: ignore[import-untyped]
 import torch
@@ -25,12 +27,15 @@ from rematch.report.progress import solving_progress
 from rematch.solvers.base import Deadline, Problem, Solution, Solver, Status, solve
 from rematch.units import format_bytes
 
+if TYPE_CHECKING:
+    from rematch.solvers.minimum import BudgetRange
+
 _MARGIN = 0.05  # of the device's memory that budget="auto" leaves free, for fragmentation and what is not counted
 _ALLOCATOR_SHARE = 0.005  # of a budget: CUDA's allocator gives a tensor a block that may be larger than asked for
 _SMALL_BYTES = 1024  # left to the few numbers that kernels wrap as tensors for a moment
 _MINIMUM_SECONDS = 10.0  # to look for the smallest budget when the one asked for does not work
 _GROWN = 1.02  # times the budget that a plan was made for: with more, a faster one may be there
-_TIGHTEST: dict[str, Schedule] = {}  # by the fingerprint of the graph; see `tightest`
+_TIGHTEST: dict[str, Schedule] = {}  # by the fingerprint of the graph; see `budget_range`
 
 
 class Planner:
@@ -125,6 +130,10 @@ class Planner:
         asked = parse_budget(self.settings.budget, self.whole_bytes)
         return max(0, int(asked * self._usable_share(device)) - _SMALL_BYTES)
 
+    def budget_for(self, peak_bytes: int, device: torch.device) -> int:
+        """The budget to ask for, so that tensors may take `peak_bytes`."""
+        return math.ceil((peak_bytes + _SMALL_BYTES) / self._usable_share(device))
+
     def _usable_share(self, device: torch.device) -> float:
         """Of a budget in bytes, what tensors may take."""
         return 1 - _ALLOCATOR_SHARE if device.type == "cuda" and self.settings.device is None else 1.0
@@ -134,7 +143,7 @@ class Planner:
     ) -> BudgetInfeasible:
         """The limit, what dominates it, the smallest budget that works and what to try."""
         verdict = "cannot be kept" if proved else "could not be kept in the time there was"
-        works_bytes = math.ceil((possible_bytes + _SMALL_BYTES) / self._usable_share(device))
+        works_bytes = self.budget_for(possible_bytes, device)
         return BudgetInfeasible(
             f"a budget of {format_bytes(problem.budget_bytes)} {verdict} by {problem.graph.name}: "
             f"the smallest that was found to work is {works_bytes} bytes ({format_bytes(works_bytes)}).\n"
@@ -189,14 +198,24 @@ def available_bytes(device: torch.device, planned_for: str | None) -> int:
 
 
 def tightest(graph: Graph, enough_bytes: int) -> tuple[Schedule, int]:
-    """The schedule with the smallest peak that can be found, and that peak; one that has `enough_bytes` will do.
+    """The schedule with the smallest peak that can be found, and that peak; one that has `enough_bytes` will do."""
+    known = _TIGHTEST.get(graph.fingerprint)
+    if known is None or simulate(graph, known).peak_bytes > enough_bytes:
+        known = budget_range(graph, _MINIMUM_SECONDS).schedule
+    return known, simulate(graph, known).peak_bytes
+
+
+def budget_range(graph: Graph, seconds: float) -> BudgetRange:
+    """Which budgets can be kept, as far as a search of so many seconds can tell.
 
     What was found is remembered, so that whoever is told of a budget can have it, however busy the machine is then.
     """
     from rematch.solvers.minimum import smallest_budget
 
-    known = [_TIGHTEST[graph.fingerprint]] if graph.fingerprint in _TIGHTEST else []
-    if not known or simulate(graph, known[0]).peak_bytes > enough_bytes:
-        known.append(smallest_budget(graph, Deadline(_MINIMUM_SECONDS)).schedule)
-    best = _TIGHTEST[graph.fingerprint] = min(known, key=lambda schedule: simulate(graph, schedule).peak_bytes)
-    return best, simulate(graph, best).peak_bytes
+    found = smallest_budget(graph, Deadline(seconds))
+    known = _TIGHTEST.get(graph.fingerprint)
+    known_bytes = found.feasible_from_bytes if known is None else simulate(graph, known).peak_bytes
+    if known is not None and known_bytes < found.feasible_from_bytes:
+        found = replace(found, feasible_from_bytes=known_bytes, schedule=known)
+    _TIGHTEST[graph.fingerprint] = found.schedule
+    return found

@@ -11,6 +11,7 @@ from os import PathLike
 from typing import TYPE_CHECKING
 
 from rematch.report.figure import new_figure, save_figure
+from rematch.units import BYTES_UNITS, unit_for
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -84,6 +85,28 @@ def draw_bars(groups: Mapping[str, Mapping[str, float]], path: str | PathLike[st
     axes.set_ylabel(y)
     _tidy(axes)
     _legend(figure, names)
+    save_figure(figure, path)
+
+
+def draw_areas(
+    layers: Mapping[str, Sequence[int]], path: str | PathLike[str], *, title: str, mark: int | None = None
+) -> None:
+    """Draw bytes over operators as areas on top of each other; `mark` is the operator to point at."""
+    figure = new_figure(9, 4.6)
+    axes = figure.subplots()
+    largest = max((sum(levels) for levels in zip(*layers.values(), strict=True)), default=0)
+    scale, unit = unit_for(BYTES_UNITS, largest)
+    heights = [[size / scale for size in sizes] for sizes in layers.values()]
+    places = range(max(map(len, heights), default=0))
+    colours = [_STYLES[rank % len(_STYLES)][0] for rank in range(len(layers))]
+    axes.stackplot(places, *heights, labels=list(layers), colors=colours, alpha=0.85, lw=0)
+    if mark is not None:
+        axes.axvline(mark, color="#1A1A1A", lw=1, ls=(0, (4, 3)))
+    axes.set(xlabel="operator, in the order of plain training", ylabel=f"memory ({unit})")
+    axes.margins(x=0)
+    axes.set_title(title, loc="left", fontsize=10)
+    _tidy(axes)
+    _legend(figure, list(layers))
     save_figure(figure, path)
 
 

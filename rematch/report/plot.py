@@ -19,7 +19,17 @@ import numpy as np
 from rematch.graph import Graph, Phase, Schedule, Simulation, baseline, simulate
 from rematch.graph.model import Bools, Floats, Ints, Longs
 from rematch.report.figure import new_figure, picture_format, save_figure
-from rematch.units import SECONDS_UNITS, count_of, extra_pct, format_bytes, format_extra, format_seconds, printable
+from rematch.units import (
+    BYTES_UNITS,
+    SECONDS_UNITS,
+    count_of,
+    extra_pct,
+    format_bytes,
+    format_extra,
+    format_seconds,
+    printable,
+    unit_for,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,7 +44,6 @@ _LEGEND_MARK_POINTS = 6.0
 _MATRIX_POINTS = 72 * 6.5  # about the width of the matrix on the page
 _TITLE_LETTERS = 95  # that fit on a line
 _NAME_LETTERS = 200  # of the graph's name
-_BYTES_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "bytes"))
 
 
 def plot_schedule(
@@ -72,8 +81,8 @@ def _save(figure: Figure, path: str | PathLike[str]) -> None:
 def _draw_memory(axes: Axes, graph: Graph, schedule: Schedule, seen: Simulation, budget_bytes: int | None) -> None:
     """The schedule's memory while it runs, over the profile without recomputation and under the budget."""
     before = simulate(graph, baseline(graph))
-    byte_scale, byte_unit = _unit(_BYTES_UNITS, before.peak_bytes)
-    time_scale, time_unit = _unit(SECONDS_UNITS, seen.seconds)
+    byte_scale, byte_unit = unit_for(BYTES_UNITS, before.peak_bytes)
+    time_scale, time_unit = unit_for(SECONDS_UNITS, seen.seconds)
     before_edges, before_levels = _profile(graph, baseline(graph), before)
     edges, levels = _profile(graph, schedule, seen)
     _draw_profile(axes, before_levels / byte_scale, before_edges / time_scale, _BEFORE, "without recomputation")
@@ -110,10 +119,6 @@ def _title(graph: Graph, schedule: Schedule, seen: Simulation, before: Simulatio
         f"{what} instead of {format_bytes(before.peak_bytes)}, {count_of(extra, 'recomputation')}, "
         f"{format_extra(extra_pct(seen.seconds, graph.baseline_seconds))} time"
     )
-
-
-def _unit(units: tuple[tuple[float, str], ...], largest: float) -> tuple[float, str]:
-    return next(((scale, unit) for scale, unit in units if largest >= scale), units[-1])
 
 
 def _profile(graph: Graph, schedule: Schedule, seen: Simulation) -> tuple[Floats, Floats]:

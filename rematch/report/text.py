@@ -59,7 +59,7 @@ def describe_graph(graph: Graph) -> str:
         during = seen.timeline_bytes[baseline(graph).steps >= 0]
         rows.append(("least", format_bytes(graph.largest_op_bytes), floor))
         rows.append(("memory", sparkline(during.tolist(), seen.peak_bytes), ""))
-    return _table(f"{_title(graph.name)}  (fingerprint {graph.fingerprint[:8]})", rows)
+    return table(f"{_title(graph.name)}  (fingerprint {graph.fingerprint[:8]})", rows)
 
 
 def _width(graph: Graph) -> tuple[str, str]:
@@ -131,7 +131,7 @@ def describe_plan(plan: Plan) -> str:
     ]
     if plan.parts:
         rows.insert(2, ("parts", ", ".join(f"{part.role} {format_bytes(part.size_bytes)}" for part in plan.parts), ""))
-    text = _table(f"{_title(plan.graph_name)}  (plan for graph {plan.graph_fingerprint[:8]})", rows)
+    text = table(f"{_title(plan.graph_name)}  (plan for graph {plan.graph_fingerprint[:8]})", rows)
     return "\n".join([text, *_recomputed_groups(plan.recomputed, f.baseline_seconds)])
 
 
@@ -228,7 +228,7 @@ def _share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.1f} %" if whole else "all"
 
 
-def _table(title: str, rows: Sequence[tuple[str, str, str]]) -> str:
+def table(title: str, rows: Sequence[tuple[str, str, str]]) -> str:
     """Aligned columns; a cell without a note does not widen its column. Names in it are made safe to print."""
     rows = [(printable(label), printable(cell), printable(note)) for label, cell, note in rows]
     label_width = max(len(label) for label, _, _ in rows)

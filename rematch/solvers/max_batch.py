@@ -54,13 +54,31 @@ def max_batch(
     `extra_forward_passes` bounds the extra time, None leaves it open. The search ends when the batch is known up to a
     share of `close_enough`; each batch that is tried takes the solver up to `time_limit` seconds.
     """
+    return search_batches(
+        lambda batch: with_batch(graph, batch, captured=captured),
+        budget_bytes,
+        solver=solver,
+        extra_forward_passes=extra_forward_passes,
+        close_enough=close_enough,
+        time_limit=time_limit,
+        **options,
+    )
 
-    def at(batch: int) -> Graph:
-        return with_batch(graph, batch, captured=captured)
 
+def search_batches(
+    at: Callable[[int], Graph],
+    budget_bytes: int,
+    *,
+    solver: str | Solver = DEFAULT_SOLVER,
+    extra_forward_passes: float | None = 1.0,
+    close_enough: float = 0.01,
+    time_limit: float = 20.0,
+    **options: Any,
+) -> MaxBatch:
+    """As `max_batch`, for any way to know the graph `at` a batch."""
     fits = _largest(lambda batch: surely_needed_bytes(at(batch)) <= budget_bytes)
     plain = _largest(lambda batch: simulate(at(batch), baseline(at(batch))).peak_bytes <= budget_bytes)
-    best, schedule = plain, baseline(graph) if plain else None
+    best, schedule = plain, baseline(at(plain)) if plain else None
     too_large = impossible = fits + 1
     while too_large - best > max(1, close_enough * best):
         batch = (best + too_large) // 2

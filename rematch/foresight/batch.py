@@ -1,0 +1,150 @@
+"""The largest batch that a module can be trained with inside a budget.
+
+`rematch.max_batch(model, lambda batch: torch.randn(batch, 3, 224, 224), budget="24GiB").batch`
+
+Two small batches are recorded. Sizes and times at others lie on a straight line through them, so a solver can be asked
+about any batch without recording it; the answer is then recorded, and corrected if it does not fit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from os import PathLike
+from typing import Any
+
+import torch
+from torch import nn
+
+from rematch.api import Loss, make_settings, record_step
+from rematch.errors import BudgetError, BudgetInfeasible
+from rematch.foresight.answer import Answer
+from rematch.graph import Graph, baseline, simulate
+from rematch.graph.transforms import between
+from rematch.report.charts import Panel, draw_curves
+from rematch.report.text import table
+from rematch.solvers.base import DEFAULT_SOLVER, Solver, make_solver
+from rematch.solvers.max_batch import search_batches
+from rematch.units import BYTES_UNITS, extra_pct, format_bytes, format_extra, unit_for
+
+_RECORDED = (2, 4)  # one sample alone often runs other operators
+_CORRECTIONS = 3
+_BATCHES_DRAWN = 12
+
+
+@dataclass(frozen=True, repr=False)
+class BatchSize(Answer):
+    """See the module."""
+
+    name: str
+    budget_bytes: int
+    batch: int
+    without_recomputation: int  # the largest batch that fits without
+    impossible_from: int | None  # the smallest batch proved to be too large
+    peak_bytes: int  # by the schedule that was found for the largest batch
+    extra_pct: float | None  # its extra time
+    plain_peaks: tuple[tuple[int, int], ...]  # batch, and the peak of plain training
+
+    def to_data(self) -> dict[str, Any]:
+        return {**vars(self), "plain_peaks": [list(pair) for pair in self.plain_peaks]}
+
+    def __str__(self) -> str:
+        unproved = "nothing is proved about larger ones"
+        proof = unproved if self.impossible_from is None else f"{self.impossible_from} is proved to be too large"
+        rows = [
+            ("batch", f"{self.batch:,}", f"{self.without_recomputation:,} without recomputation; {proof}"),
+            ("peak", format_bytes(self.peak_bytes), f"within {format_bytes(self.budget_bytes)}"),
+            ("time", format_extra(self.extra_pct), "of a step without recomputation, by the schedule that was found"),
+        ]
+        return table(f"{self.name}: the largest batch", rows)
+
+    def plot(self, path: str | PathLike[str]) -> None:
+        scale, unit = unit_for(BYTES_UNITS, max(size for _, size in self.plain_peaks))
+        plain = [(float(batch), size / scale) for batch, size in self.plain_peaks]
+        ends = [(plain[0][0], self.budget_bytes / scale), (plain[-1][0], self.budget_bytes / scale)]
+        largest = [(float(self.batch), self.peak_bytes / scale)]
+        series = {"plain training": plain, "budget": ends, "largest batch, with recomputation": largest}
+        draw_curves([Panel(self.name, series)], path, x="batch", y=f"peak ({unit})")
+
+
+def max_batch(
+    model: nn.Module,
+    make_sample: Callable[[int], Any],
+    *,
+    budget: str | int,
+    loss: Loss | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    accumulate: bool = False,
+    device: str | None = None,
+    extra_forward_passes: float | None = 1.0,
+    close_enough: float = 0.01,
+    solver: str | Solver = DEFAULT_SOLVER,
+    time_limit: float = 10.0,
+    progress: bool | None = None,
+    **options: Any,
+) -> BatchSize:
+    """Return the largest batch that `model` can be trained with inside `budget`.
+
+    make_sample: from the size of a batch to a sample of that size, as `rematch.remat` takes them. Tensors on the
+        "meta" device will do if you name a `device`.
+    budget: bytes, "8GiB", or "auto" for what the device has.
+    extra_forward_passes: how much longer than plain training a step may take; None leaves it open.
+    close_enough: the search ends when the batch is known up to this share.
+    time_limit: seconds for each batch that is tried. The other arguments are those of `rematch.plan`.
+    """
+    if isinstance(budget, str) and budget.strip().endswith("%"):
+        raise BudgetError(f"a budget of {budget} is of a peak that depends on the batch; give bytes, such as '24GiB'")
+    settings = replace(make_settings(budget, solver, time_limit, 0, progress, options, device), accumulate=accumulate)
+
+    def recorded(batch: int) -> Graph:
+        return record_step(model, make_sample(batch), settings, loss=loss, optimizer=optimizer)[1].graph
+
+    runner, small = record_step(model, make_sample(_RECORDED[0]), settings, loss=loss, optimizer=optimizer)
+    large = recorded(_RECORDED[1])
+    budget_bytes = runner.planner.budget_bytes(small.graph, small.device)
+
+    def at(batch: int) -> Graph:
+        return between(small.graph, large, batches=_RECORDED, batch=batch)
+
+    made = make_solver(solver, **options) if isinstance(solver, str) else solver
+    usable_bytes = budget_bytes
+    for _ in range(_CORRECTIONS):
+        found = search_batches(
+            at,
+            usable_bytes,
+            solver=made,
+            extra_forward_passes=extra_forward_passes,
+            close_enough=close_enough,
+            time_limit=time_limit,
+        )
+        if found.schedule is None:
+            raise BudgetInfeasible(
+                f"not even one sample of {small.graph.name} can be trained in {format_bytes(budget_bytes)}; "
+                "rematch.min_budget tells how little memory it can do with"
+            )
+        graph = recorded(found.batch)
+        seen = simulate(graph, found.schedule)
+        if seen.valid and seen.peak_bytes <= budget_bytes:
+            break
+        usable_bytes -= max(seen.peak_bytes - budget_bytes, usable_bytes // 100)
+    else:
+        raise BudgetInfeasible(
+            f"the memory of {small.graph.name} does not grow in proportion to the batch, and no batch was found that "
+            f"fits in {format_bytes(budget_bytes)}"
+        )
+    drawn = [max(1, math.ceil(1.5 * found.batch * step / _BATCHES_DRAWN)) for step in range(_BATCHES_DRAWN + 1)]
+    return BatchSize(
+        name=graph.name,
+        budget_bytes=budget_bytes,
+        batch=found.batch,
+        without_recomputation=found.without_recomputation,
+        impossible_from=found.impossible_from if usable_bytes == budget_bytes else None,
+        peak_bytes=seen.peak_bytes,
+        extra_pct=extra_pct(seen.seconds, graph.baseline_seconds),
+        plain_peaks=tuple((batch, _plain_peak(at(batch))) for batch in dict.fromkeys(drawn)),
+    )
+
+
+def _plain_peak(graph: Graph) -> int:
+    return simulate(graph, baseline(graph)).peak_bytes

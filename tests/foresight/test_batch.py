@@ -1,0 +1,64 @@
+"""The largest batch: one that really trains inside the budget, and more than without recomputation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import rematch
+from rematch.graph import baseline, simulate
+from rematch.graph.transforms import between
+from tests.modules import Net, batch, mean_square
+
+OPTIONS: dict[str, Any] = {"loss": mean_square, "device": "h200", "time_limit": 1.0}
+
+
+def test_the_largest_batch_fits_and_a_larger_one_is_not_plain(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = Net()
+    found = rematch.max_batch(net, batch, budget="1MB", close_enough=0.05, **OPTIONS)
+    assert found.batch > found.without_recomputation > 0
+    plan = rematch.plan(net, batch(found.batch), budget="1MB", engine="tape", **OPTIONS)
+    assert plan.figures.peak_bytes <= 1_000_000
+    for more, fits in ((0, True), (1, False)):
+        graph = rematch.trace(net, batch(found.without_recomputation + more), loss=mean_square, device="h200")
+        assert (simulate(graph, baseline(graph)).peak_bytes <= found.budget_bytes) == fits
+    assert found.impossible_from is None or found.impossible_from > found.batch
+    assert repr(found) == str(found)
+    assert f"{found.without_recomputation} without recomputation" in str(found)
+    assert json.loads(json.dumps(found.to_data()))["batch"] == found.batch
+    found.plot(tmp_path / "batch.svg")
+    assert "plain training" in (tmp_path / "batch.svg").read_text()
+
+
+def test_a_graph_between_two_batches_has_the_sizes_of_a_recorded_one() -> None:
+    net = Net()
+    small, large, third = (rematch.trace(net, batch(size), loss=mean_square, device="h200") for size in (2, 4, 64))
+    guessed = between(small, large, batches=(2, 4), batch=64)
+    assert guessed.fingerprint == third.fingerprint
+    assert guessed.values == third.values
+
+
+class Fickle(Net):
+    """Runs something else for more than three samples."""
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        return super().forward(x.sin() if len(x) > 3 else x, scale)
+
+
+@pytest.mark.parametrize(
+    ("model", "budget", "said"),
+    [
+        (Net, "50%", "depends on the batch; give bytes"),
+        (Net, "1KB", "not even one sample of Net"),
+        (Fickle, "1MB", "other operators at a batch of 4 than at 2"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_in_words(model: type[nn.Module], budget: str, said: str) -> None:
+    with pytest.raises(rematch.RematchError, match=said):
+        rematch.max_batch(model(), batch, budget=budget, **OPTIONS)
