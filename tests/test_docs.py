@@ -73,6 +73,16 @@ def test_the_quick_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert float(printed.splitlines()[-1]) <= 0.61
 
 
+def test_looking_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    scope: dict[str, Any] = {"__name__": "docs"}
+    for block in python_blocks(DOCS / "planning.md"):
+        exec(block, scope)
+    assert {path.name for path in tmp_path.iterdir()} == {"memory.svg", "curve.svg"}
+    assert scope["plan"].figures.peak_bytes <= scope["smallest"].budget_bytes
+    assert scope["largest"].batch > scope["largest"].without_recomputation
+
+
 def test_a_partitioner_of_ones_own(capsys: pytest.CaptureFixture[str]) -> None:
     (block,) = python_blocks(DOCS / "hierarchy.md")
     exec(block, {"__name__": "docs"})
