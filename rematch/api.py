@@ -67,7 +67,7 @@ def remat(
     accumulate: gradients are added up over several backward passes, so plan for `.grad` being there already.
     in_place: change and return `model` itself, for code that holds on to it already.
     cache: use the plan of an earlier start of the same training, if there is one, and keep this one for later starts.
-    progress: show what takes long; None does so on a terminal.
+    progress: show what takes long; None does so on a terminal and in a notebook.
     """
     settings = make_settings(budget, solver, time_limit, reserve, progress, options, engine=engine)
     settings = replace(settings, accumulate=accumulate, cache=cache)
