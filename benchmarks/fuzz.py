@@ -1,11 +1,13 @@
 """Mutated graph and plan files: every one is read or refused in words, and none takes long.
 
-    python benchmarks/fuzz.py [--count 100000] [--seed 0] [--slow 2.0]
+    python benchmarks/fuzz.py [--count 100000] [--seed 0] [--slow SECONDS] [--apply]
 
 A mutation changes bytes of a file, or entries of its JSON: another type, a hostile number or name, a copy, a loss. What
-can be read is also described, drawn as DOT, judged by the oracle and, for plans, checked against its graph. Anything
-but a `RematchError` is a failure, and so is a file that takes longer than `--slow` seconds. Failures are printed with
-the number that makes them again (`--only NUMBER`).
+can be read is also described, drawn as DOT, judged by the oracle and, for plans, checked against its graph. With
+`--apply`, the files are plans of a module, given to `rematch.apply`; one that is accepted must train the module as
+plain training does, to the bit. Anything but a `RematchError` is a failure, and so is a file that takes longer than
+`--slow` seconds; a plan that names no engine has its module traced, so with `--apply` more are allowed. Failures are
+printed with the number that makes them again (`--only NUMBER`).
 """
 
 from __future__ import annotations
@@ -104,6 +106,36 @@ def read_plan(path: Path, graph: Graph) -> None:
     to_dot(graph, plan.schedule)
 
 
+class Applied:
+    """A small module, its plan, and what a plain step of it gives."""
+
+    def __init__(self, folder: Path) -> None:
+        import torch
+        from torch import nn
+
+        import rematch
+        from rematch.trial import Trial, same_outcome
+
+        torch.manual_seed(0)
+        wide = [layer for _ in range(3) for layer in (nn.Linear(8, 32), nn.GELU(), nn.Dropout(), nn.Linear(32, 8))]
+        module = nn.Sequential(*wide)
+        self.sample = torch.randn(64, 8)
+        self.plain = Trial(module, torch.sum)
+        self._same_outcome = same_outcome
+        plan = rematch.plan(module, self.sample, budget="80%", loss=torch.sum, time_limit=2.0, cache=False)
+        plan.save(folder / "plan.json")
+        self.text = (folder / "plan.json").read_text()
+        assert plan.recomputed, "a plan that recomputes nothing leaves little to get wrong"
+
+    def read(self, path: Path, _: Graph) -> None:
+        """Apply the plan, and train by it if it is accepted."""
+        import rematch
+        from rematch.trial import Trial
+
+        module = rematch.apply(self.plain.model, path, self.sample, loss=self.plain.loss)
+        assert self._same_outcome(self.plain, Trial(module, self.plain.loss), self.sample), "trains differently"
+
+
 def outcome(read: Callable[[Path, Graph], None], path: Path, graph: Graph) -> str:
     """ "read", the name of the error in words, or a traceback."""
     try:
@@ -119,10 +151,14 @@ def outcome(read: Callable[[Path, Graph], None], path: Path, graph: Graph) -> st
 class Fuzzer:
     """Files to begin with, each with its graph, and what came of their mutations."""
 
-    def __init__(self, folder: Path, seed: int = 0) -> None:
+    def __init__(self, folder: Path, seed: int = 0, *, applied: bool = False) -> None:
         self.path = folder / "mutated.json"
         self.seed = seed
         self.originals: list[tuple[str, Callable[[Path, Graph], None], Graph]] = []
+        if applied:
+            case = Applied(folder)
+            self.originals.append((case.text, case.read, chain(1)))
+            return
         for graph in (chain(3), gpt(1), unet(1, 1), random_layered(12)):
             save_graph(graph, self.path)
             self.originals.append((self.path.read_text(), read_graph, graph))
@@ -143,17 +179,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--slow", type=float, default=2.0, help="seconds that a file may take")
+    parser.add_argument("--slow", type=float, help="seconds that a file may take; 2, with --apply 20")
+    parser.add_argument("--apply", action="store_true", help="give plans of a module to rematch.apply")
     parser.add_argument("--only", type=int, help="try this mutation alone")
     arguments = parser.parse_args()
+    slow_seconds = arguments.slow or (20.0 if arguments.apply else 2.0)
     counts: Counter[str] = Counter()
     slowest = 0.0
     with tempfile.TemporaryDirectory() as folder:
-        fuzzer = Fuzzer(Path(folder), arguments.seed)
+        fuzzer = Fuzzer(Path(folder), arguments.seed, applied=arguments.apply)
         for number in range(arguments.count) if arguments.only is None else [arguments.only]:
             found, seconds = fuzzer.try_one(number)
             slowest = max(slowest, seconds)
-            failed = not found.isidentifier() or seconds > arguments.slow
+            failed = not found.isidentifier() or seconds > slow_seconds
             counts["FAILED" if failed else found] += 1
             if failed:
                 print(f"--only {number} --seed {arguments.seed}: {seconds:.1f} s\n{found}", flush=True)
