@@ -4,7 +4,7 @@
 #   make test-all run the slow tests too: those that need other libraries, a compiler or more time
 #   make lint     ruff and mypy
 #   make format   let ruff rewrite the sources
-#   make wheel    build dist/*.whl
+#   make dist     build dist/*.whl and dist/*.tar.gz, and check what a registry would show of them
 #   make docs     refresh the output and the picture that the README shows
 #   make site     build the documentation into site/, with warnings as errors
 #   make bench    list the benchmarks; make bench-NAME ARGS="..." runs benchmarks/NAME.py
@@ -17,10 +17,11 @@ INSTALLED := $(VENV)/installed
 WARM := $(VENV)/warm
 ZOO := $(VENV)/zoo
 SITE := $(VENV)/site
+RELEASE := $(VENV)/release
 COMPILED := $(shell find rematch -name '*kernels.py')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint format wheel docs site bench clean
+.PHONY: help setup demo test test-all lint format dist docs site bench clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -57,9 +58,14 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-wheel: $(INSTALLED)
-	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
-	@ls dist/*.whl
+dist: $(RELEASE)
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation .
+	$(BIN)/python -m twine check --strict dist/*
+
+$(RELEASE): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[release]'
+	@touch $@
 
 docs: setup
 	@$(BIN)/python docs/refresh.py
