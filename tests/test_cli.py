@@ -281,7 +281,12 @@ def test_the_doctor_tries_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize(
     ("words", "found"),
-    [("rematch sol", "solve"), ("rematch solve g.json --solver mocc", "moccasin"), ("rematch generate gp", "gpt")],
+    [
+        ("rematch sol", "solve"),
+        ("rematch solve g.json --solver mocc", "moccasin"),
+        ("rematch generate gp", "gpt"),
+        ("rematch memory m:f --device h2", "h200"),
+    ],
 )
 def test_the_shell_completes_commands_solvers_and_families(words: str, found: str) -> None:
     environment = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" ")), "_REMATCH_COMPLETE": "complete_bash"}

@@ -88,6 +88,7 @@ MAY_IMPORT = {
         "report",
         "solvers",
     },
+    "cli.models": {*BASE, "api", "capture.devices", "cli", "files", "foresight", "report.figure", "solvers"},
     "__main__": {"cli"},
 }
 # Inside solvers: the contract knows no method, what methods share knows no method but the default ones, and a method

@@ -15,7 +15,13 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from rematch import __version__
-from rematch.cli import cache as cache, health as health, show as show, solve as solve  # which add their commands
+from rematch.cli import (  # which add their commands
+    cache as cache,
+    health as health,
+    models as models,
+    show as show,
+    solve as solve,
+)
 from rematch.cli.console import app
 
 

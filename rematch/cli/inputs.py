@@ -48,12 +48,17 @@ def noted(loaded: Loaded, path: Path) -> Graph:
 def run_plugin(path: Path | None) -> None:
     if path is None:
         return
+    if path.suffix != ".py":
+        raise SolverError(f"plug-in {path} is not a Python file; its name should end in .py")
+    import_file(path, f"rematch_plugin_{path.stem}", f"plug-in {path} cannot be loaded")
+
+
+def import_file(path: Path, name: str, complaint: str) -> Any:
+    """Run a Python file as a module of this name, which is not that of the file: that may be called numpy.py."""
     import importlib.util
 
-    name = f"rematch_plugin_{path.stem}"  # a name of its own: a plug-in may be called numpy.py
     spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise SolverError(f"plug-in {path} is not a Python file; its name should end in .py")
+    assert spec is not None and spec.loader is not None, "there is a loader for every .py"
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # as an import would, so that dataclasses find their module
     try:
@@ -61,20 +66,27 @@ def run_plugin(path: Path | None) -> None:
     except RematchError:
         raise
     except Exception as error:
-        raise SolverError(f"plug-in {path} cannot be loaded: {type(error).__name__}: {error}") from error
+        raise SolverError(f"{complaint}: {type(error).__name__}: {error}") from error
+    return module
 
 
 def make_solver(name: str, pairs: list[str]) -> Solver:
+    from rematch.solvers import make_solver
+
+    return make_solver(name, **solver_options(name, pairs))
+
+
+def solver_options(name: str, pairs: list[str]) -> dict[str, Any]:
+    """KEY=VALUE as options of the solver of this name."""
     from dataclasses import fields, is_dataclass
     from typing import get_type_hints
 
-    from rematch.solvers import make_solver, solver_class
+    from rematch.solvers import solver_class
 
     known = solver_class(name)
     kinds = get_type_hints(known)
     names: list[str] = [field.name for field in fields(known)] if is_dataclass(known) else []
-    options = {option: kinds[option] for option in names}
-    return make_solver(name, **parse_pairs(pairs, f"option of solver {name!r}", options))
+    return parse_pairs(pairs, f"option of solver {name!r}", {option: kinds[option] for option in names})
 
 
 def parse_pairs(pairs: list[str], what: str, kinds: dict[str, Any]) -> dict[str, Any]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -83,7 +84,7 @@ def solve(
     if plan is not None and output is not None:
         plan.save(output)
     if json_output:
-        say(_figures_json(figures))
+        say(json.dumps(figures_data(figures), indent=2))
     if plan is None:
         exit_with(1, describe_failure(figures, loaded.name, time_limit))
     if not json_output:
@@ -154,9 +155,8 @@ def _option_defaults(solver: type[Solver]) -> str:
     return ", ".join(f"{field.name}={field.default}" for field in fields(solver)) if is_dataclass(solver) else ""
 
 
-def _figures_json(figures: Figures) -> str:
-    import json
-
+def figures_data(figures: Figures) -> dict[str, Any]:
+    """What `--json` prints of the figures of a plan."""
     from rematch.records import to_json
 
-    return json.dumps({key: to_json(getattr(figures, key)) for key in _JSON_KEYS}, indent=2)
+    return {key: to_json(getattr(figures, key)) for key in _JSON_KEYS}

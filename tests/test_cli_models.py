@@ -1,0 +1,113 @@
+"""The commands for models: a function's module is planned, measured and asked about; errors are one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+import rematch as package
+from rematch.cli import app
+from rematch.graph.formats import save_graph
+from rematch.graph.generators import chain
+
+SOURCE = """
+import torch
+from torch import nn
+
+def make():
+    layers = [layer for _ in range(4) for layer in (nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))]
+    return nn.Sequential(*layers), torch.randn(64, 32), lambda output: output.square().mean()
+
+def without_loss():
+    return nn.Linear(4, 4), torch.randn(2, 4)
+
+def alone():
+    return nn.Linear(4, 4)
+
+def broken():
+    raise ValueError("no data here")
+
+def misfit():
+    return nn.Linear(4, 4), torch.randn(2, 5)
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "our_models.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "our_models", raising=False)
+    return tmp_path
+
+
+def rematch(*args: str) -> Result:
+    return CliRunner().invoke(app, list(args))
+
+
+def data_of(result: Result) -> dict[str, Any]:
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+@pytest.mark.parametrize("name", ["our_models:make", "our_models.py:make"])
+def test_a_plan_is_printed_and_saved(name: str) -> None:
+    options = ["--budget", "80%", "--device", "h200", "--time-limit", "2", "-o", "plan.json"]
+    result = rematch("plan", name, *options)
+    assert result.exit_code == 0, result.output
+    saved = package.Plan.load("plan.json")
+    assert str(saved) in result.stdout
+    assert saved.recomputed
+    found = data_of(rematch("plan", name, *options, "--json", "--solver", "greedy", "--engine", "tape"))
+    assert (found["solver"], found["engine"]) == ("greedy", "tape")
+    assert found["peak_bytes"] <= found["budget_bytes"] < found["baseline_peak_bytes"]
+
+
+def test_memory_and_pareto_are_shown_and_drawn() -> None:
+    options = ["--device", "h200", "--plot", "drawn.svg", "--json"]
+    used = data_of(rematch("memory", "our_models:make", *options))
+    assert "activations" in Path("drawn.svg").read_text()
+    curve = data_of(rematch("pareto", "our_models:make", *options, "--budgets", "2", "--time-limit", "1"))
+    assert curve["baseline_peak_bytes"] == used["peak_bytes"]
+    assert "no schedule is faster" in Path("drawn.svg").read_text()
+    save_graph(chain(layers=4), "graph.json")
+    shown = rematch("pareto", "graph.json", "--budgets", "2", "--time-limit", "1")
+    assert "100.0 %  +0.00 % time" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["plan", "our_models", "--budget", "1GB"], "'our_models' names no function; write it as package.module:funct"),
+        (["plan", "our_models:mke", "--budget", "1GB"], "unknown function of our_models 'mke'; did you mean 'make'"),
+        (["plan", "nowhere:make", "--budget", "1GB"], "nowhere failed: ModuleNotFoundError"),
+        (["plan", "nowhere.py:make", "--budget", "1GB"], "there is no file nowhere.py"),
+        (["plan", "our_models:alone", "--budget", "1GB"], r"returned a Linear; it should return \(module, sample\)"),
+        (["plan", "our_models:broken", "--budget", "1GB"], "our_models:broken failed: ValueError: no data here"),
+        (["memory", "our_models:misfit", "--device", "h200"], "our_models:misfit failed: RuntimeError"),
+        (["memory", "our_models:make", "--device", "abacus"], "unknown device 'abacus'"),
+        (["memory", "our_models:make", "--plot", "a.gif"], "its name should end in"),
+        (["plan", "our_models:make", "--budget", "many"], "budget 'many' cannot be read"),
+        (["pareto", "graph.json", "--device", "h200"], "--device is for models"),
+    ],
+)
+def test_what_goes_wrong_is_one_line(args: list[str], said: str) -> None:
+    before = sorted(os.listdir())
+    result = rematch(*args)
+    assert result.exit_code == 2, result.output
+    *logged, line = result.stderr.splitlines()
+    assert re.search(said, line), result.stderr
+    assert not logged or "misfit" in args[1], "PyTorch logs kernels that refuse, and nothing else is said before"
+    assert [name for name in sorted(os.listdir()) if name != "__pycache__"] == before
+
+
+def test_a_model_without_a_loss_will_do() -> None:
+    assert data_of(rematch("memory", "our_models:without_loss", "--device", "h200", "--json"))["peak_bytes"] > 0
