@@ -38,8 +38,17 @@ class Calling(CustomPartitionerFn):  # type: ignore[misc]
         return None
 
 
-def run_partitioned(module: nn.Module, sample: torch.Tensor, partitioner: CustomPartitionerFn) -> torch.Tensor:
+def run_partitioned(
+    module: nn.Module, sample: torch.Tensor, partitioner: CustomPartitionerFn, *, dynamic: bool = False
+) -> torch.Tensor:
     """The module's output, computed by the eager kernels of graphs that `partitioner` cuts."""
+    with torch._inductor.config.patch(custom_partitioner_fn=partitioner):
+        output: torch.Tensor = compiled_eagerly(module, dynamic=dynamic)(sample)
+    return output
+
+
+def compiled_eagerly(module: nn.Module, *, dynamic: bool = False) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The module through Dynamo, AOTAutograd, inductor's passes and its partitioner, and no compiler."""
     nothing: Any = lambda graph, _: make_boxed_func(graph.forward)  # noqa: E731
     backend = aot_autograd(
         fw_compiler=nothing,
@@ -48,9 +57,8 @@ def run_partitioned(module: nn.Module, sample: torch.Tensor, partitioner: Custom
         decompositions=select_decomp_table(),
         keep_inference_input_mutations=True,
     )
-    with torch._inductor.config.patch(custom_partitioner_fn=partitioner):
-        compiled: torch.Tensor = torch.compile(module, backend=backend, dynamic=False)(sample)
-    return compiled
+    compiled: Any = torch.compile(module, backend=backend, dynamic=dynamic)
+    return compiled  # type: ignore[no-any-return]
 
 
 def _partition(gm: GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> Halves:

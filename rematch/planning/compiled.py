@@ -27,7 +27,6 @@ from rematch.solvers.base import Problem, Solution, Status
 from rematch.units import format_bytes
 
 MOST_SECONDS = 10.0  # to solve for one graph: whoever compiles waits already
-_SCALARS = 64  # bytes: what backward starts from if forward returns the loss itself
 OWN = "torch.compile's own partition"
 
 
@@ -142,7 +141,7 @@ class GraphPlanner:
             return replace(made, notes=(*profiler.notes, *made.notes))
 
     def _with_outside(self, capture: FusedCapture, planner: Planner, device: torch.device) -> tuple[Graph, int]:
-        assumed = 0 if capture.tangent_bytes <= _SCALARS else int(ASSUMED_LOSS * capture.tangent_bytes)
+        assumed = 0 if capture.returns_loss else int(ASSUMED_LOSS * capture.tangent_bytes)
         loss = LossCost(max(assumed, self.share.between_bytes), 4 * allocated_bytes(16, device))
         outside_bytes = planner.outside_bytes(capture.graph, device, self.state_bytes + self.share.before_bytes)
         return (

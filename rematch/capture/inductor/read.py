@@ -45,6 +45,8 @@ class FusedCapture:
     made: tuple[tuple[Node, ...], ...]  # per operator, the node that makes its buffer and the entries of a tuple
     value_of: dict[Node, int]  # node of a buffer, or of an entry -> value
     tangent_bytes: int
+    symbolic: bool  # some sizes are known as they were when the graph was traced, and may change
+    returns_loss: bool  # forward returns a number to differentiate, so nothing large is computed from its results
     notes: tuple[str, ...] = ()
 
     @property
@@ -114,6 +116,8 @@ class _Reading:
             made=tuple(self.made),
             value_of=self.value_of,
             tangent_bytes=sum(tensor_bytes(node) for node in tangents),
+            symbolic=any(_is_symbolic(node.meta["val"]) for node in self.value_of),
+            returns_loss=any(_is_number(node.meta.get("val")) for node in tangents),
             notes=self._notes(),
         )
 
@@ -286,6 +290,10 @@ class _Concrete:
         shape, stride = ([hinted(size) for size in sizes] for sizes in (leaf.shape, leaf.stride()))
         with self._mode:
             return torch.empty_strided(shape, stride, dtype=leaf.dtype, device=leaf.device)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and hinted(value.numel()) == 1
 
 
 def _is_symbolic(tensor: torch.Tensor) -> bool:

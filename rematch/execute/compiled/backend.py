@@ -38,7 +38,7 @@ _MARGIN = 0.005  # of the budget, left free when a plan is corrected
 _SLACK = 0.04  # of the budget: with more than this left over, another plan could be faster
 _OURS = ("budget", "solver", "time_limit", "reserve")
 VERSION = 1  # of what we make of a graph, for inductor's caches
-_backends: dict[str, CompiledBackend] = {}
+backends: dict[str, CompiledBackend] = {}  # those of the name, by their options
 
 
 class CompiledBackend:
@@ -60,12 +60,13 @@ class CompiledBackend:
             return _refusing(refusal)
         return graph
 
-    def _alive(self) -> Iterator[CompiledGraph]:
+    def alive(self) -> Iterator[CompiledGraph]:
+        """The graphs that are still in use."""
         return (graph for reference in self.graphs if (graph := reference()) is not None)
 
     def saved_by_others(self, graph: CompiledGraph) -> int:
         """What other graphs have saved and hold now."""
-        return sum(other.holds_bytes for other in self._alive() if other is not graph)
+        return sum(other.holds_bytes for other in self.alive() if other is not graph)
 
 
 class Planned(Exception):
@@ -83,7 +84,7 @@ class CompiledGraph:
         self._module: GraphModule | None = module  # until nothing is compiled again
         self._example_inputs = list(example_inputs)
         self._run: Callable[..., Any] | None = None
-        self._compilations = 0
+        self.compilations = 0
         self._calls = 0  # of this compilation
         self._fitting: int | None = None  # a correction that was measured to keep the budget
         self._meter: StepMeter | None = None
@@ -95,15 +96,15 @@ class CompiledGraph:
         assert self._module is not None
         self._again = False
         self._calls = 0
-        self._compilations += 1
+        self.compilations += 1
         if self.device.type != "cuda":
             self.planner.share = Share(before_bytes=self.backend.saved_by_others(self))
         identity = (VERSION, _device_name(self.device), self.planner.identity)
         notebook = Notebook(graph_key(self._module, self._example_inputs, identity))
         settled = notebook.correction_bytes
-        if self._compilations == 1 and settled is not None:
+        if self.compilations == 1 and settled is not None:
             self.planner.correction_bytes = settled
-            self._compilations += 1  # as many as there were, when another process measured
+            self.compilations += 1  # as many as there were, when another process measured
         correction = self.planner.correction_bytes
         known = notebook.read(correction)
         if known is not None:
@@ -184,16 +185,16 @@ class CompiledGraph:
         if peak_bytes <= asked_bytes:
             self._fitting = planner.correction_bytes
             room = asked_bytes - peak_bytes > _SLACK * asked_bytes and correction < planner.correction_bytes
-            if planner.decision.by_torch or not room or self._compilations > 1:
+            if planner.decision.by_torch or not room or self.compilations > 1:
                 self._settle()
                 return
         elif self._fitting is not None:
             correction = self._fitting
-        elif self._compilations >= _MOST_COMPILATIONS:
+        elif self.compilations >= _MOST_COMPILATIONS:
             self._settle()
             warnings.warn(
                 f"a step through torch.compile takes {format_bytes(peak_bytes)}, more than the budget of "
-                f"{format_bytes(asked_bytes)}: after {self._compilations} compilations, inductor's order of kernels "
+                f"{format_bytes(asked_bytes)}: after {self.compilations} compilations, inductor's order of kernels "
                 "still takes more than was planned. Name a smaller budget",
                 stacklevel=2,
             )
@@ -230,7 +231,7 @@ def rematch_backend(
 def _backend_for(options: dict[str, Any]) -> CompiledBackend:
     """One backend for the same options: the graphs of a model that breaks into several share a budget."""
     key = repr(sorted(options.items()))
-    if key not in _backends:
+    if key not in backends:
         ours = {name: options[name] for name in _OURS if name in options}
         reserve = ours.pop("reserve", 0)
         if ours["budget"] != "auto":
@@ -238,8 +239,8 @@ def _backend_for(options: dict[str, Any]) -> CompiledBackend:
         reserve_bytes = parse_budget(reserve, baseline_peak_bytes=0) if reserve else 0
         settings = Settings(**ours, reserve_bytes=reserve_bytes, progress=False, engine=COMPILED)
         inductor = {name: value for name, value in options.items() if name not in _OURS}
-        _backends[key] = CompiledBackend(Planner(settings), inductor)
-    return _backends[key]
+        backends[key] = CompiledBackend(Planner(settings), inductor)
+    return backends[key]
 
 
 def _refusing(refusal: Exception) -> Callable[..., Any]:

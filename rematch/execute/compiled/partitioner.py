@@ -60,7 +60,10 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
         except (BudgetError, OtherGraph):
             raise
         except Exception as error:
-            _warn_once(f"{type(error).__name__}: {error}")
+            _warn_once(
+                "rematch cannot plan a graph of torch.compile, which runs as PyTorch partitions it, without a budget: "
+                f"{type(error).__name__}: {error}"
+            )
             log.info("no plan for a graph of torch.compile", exc_info=True)
             return own
 
@@ -77,20 +80,21 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
             raise CaptureError("random numbers come from functionalized generators (functionalize_rng_ops)")
         static = frozenset(static_lifetime_input_indices or ())
         decision = self.planner.decide(joint, own, forward_outputs=num_fwd_outputs, static=static)
+        assert decision.capture is not None
+        if decision.capture.symbolic:
+            _warn_once(
+                "torch.compile traced a graph with symbolic shapes: rematch plans it for the shapes it is called with "
+                "now, and larger ones take more than the budget. dynamic=False plans every shape by itself"
+            )
         if decision.by_torch:
             return own
-        assert decision.capture is not None
         return split(decision.capture, decision.plan.schedule)
 
 
 _warned: set[str] = set()
 
 
-def _warn_once(reason: str) -> None:
-    if reason not in _warned:
-        _warned.add(reason)
-        warnings.warn(
-            f"rematch cannot plan a graph of torch.compile, which runs as PyTorch partitions it, without a budget: "
-            f"{reason}",
-            stacklevel=2,
-        )
+def _warn_once(message: str) -> None:
+    if message not in _warned:
+        _warned.add(message)
+        warnings.warn(message, stacklevel=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from rematch.planning import planner as planner_module
 from rematch.planning.compiled import Decision, GraphPlanner
 from rematch.planning.planner import Planner
 from rematch.planning.settings import Settings
-from tests.inductor_graphs import run_partitioned
+from tests.inductor_graphs import compiled_eagerly, run_partitioned
 from tests.modules import Net, batch, mean_square
 
 
@@ -50,6 +51,23 @@ def test_gradients_and_buffers_are_eagers(budget: str) -> None:
     plain = net()
     theirs = outcome(plain, plain(sample))
     assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        torch.testing.assert_close(ours[name], value, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_symbolic_shapes_are_planned_as_they_are_now_and_run_as_they_come() -> None:
+    planner = planned("70%")
+    module = net()
+    compiled = compiled_eagerly(module, dynamic=True)
+    with (
+        torch._inductor.config.patch(custom_partitioner_fn=Partitioner(planner, ())),
+        pytest.warns(UserWarning, match="symbolic shapes"),
+    ):
+        mean_square(compiled(batch())).backward()
+    assert planner.decision is not None and planner.decision.plan.recomputed
+    module.zero_grad()
+    plain = copy.deepcopy(module)
+    ours, theirs = outcome(module, compiled(batch(48))), outcome(plain, plain(batch(48)))
     for name, value in theirs.items():
         torch.testing.assert_close(ours[name], value, rtol=1e-4, atol=1e-6, msg=name)
 
