@@ -216,7 +216,8 @@ def main() -> None:
     torch.backends.cudnn.allow_tf32 = True
     rows: list[Row] = []
     if path.exists() and not arguments.again:
-        rows = [Row(**row) for row in json.loads(path.read_text(encoding="utf-8"))["rows"]]
+        kept = [Row(**row) for row in json.loads(path.read_text(encoding="utf-8"))["rows"]]
+        rows = [row for row in kept if row.failure is None]  # what failed gets another chance
 
     def keep(row: Row) -> None:
         """Write all rows so far, so that a run that is stopped loses nothing."""

@@ -47,17 +47,29 @@ def run_partitioned(
     return output
 
 
-def compiled_eagerly(module: nn.Module, *, dynamic: bool = False) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The module through Dynamo, AOTAutograd, inductor's passes and its partitioner, and no compiler."""
+def _backend() -> Any:
     nothing: Any = lambda graph, _: make_boxed_func(graph.forward)  # noqa: E731
-    backend = aot_autograd(
+    return aot_autograd(
         fw_compiler=nothing,
         bw_compiler=nothing,
         partition_fn=_partition,
         decompositions=select_decomp_table(),
         keep_inference_input_mutations=True,
     )
-    compiled: Any = torch.compile(module, backend=backend, dynamic=dynamic)
+
+
+def compile_eagerly(
+    module: GraphModule, example_inputs: Sequence[Any], config_patches: dict[str, Any]
+) -> Callable[..., Any]:
+    """In the place of inductor's `compile_fx`: all that it does but the compiling."""
+    with torch._inductor.config.patch(config_patches):
+        run: Callable[..., Any] = _backend()(module, example_inputs)
+    return run
+
+
+def compiled_eagerly(module: nn.Module, *, dynamic: bool = False) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The module through Dynamo, AOTAutograd, inductor's passes and its partitioner, and no compiler."""
+    compiled: Any = torch.compile(module, backend=_backend(), dynamic=dynamic)
     return compiled  # type: ignore[no-any-return]
 
 

@@ -5,18 +5,20 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
 from torch.fx import GraphModule
 
-from rematch.capture.inductor.peak import predicted_peak_bytes
+from rematch.capture.inductor.peak import StepPeaks, predicted_peaks
 from rematch.capture.inductor.read import FusedCapture, read_fused
 from rematch.capture.joint.read import LossCost, graph_with_outside
 from rematch.capture.joint.traced import device_of
 from rematch.capture.memory import allocated_bytes
 from rematch.errors import BudgetInfeasible, ScheduleError
 from rematch.graph import Graph, baseline, simulate
+from rematch.graph.model import ALREADY_ALLOCATED
 from rematch.planning.budget import parse_budget
 from rematch.planning.joint import profiling
 from rematch.planning.plan import Plan
@@ -27,6 +29,7 @@ from rematch.solvers.base import Problem, Solution, Status
 from rematch.units import format_bytes
 
 MOST_SECONDS = 10.0  # to solve for one graph: whoever compiles waits already
+_NEAR = 1.25  # times the budget: a plan that is predicted to take no more is tried and measured
 OWN = "torch.compile's own partition"
 
 
@@ -38,14 +41,16 @@ class Decision:
     by_torch: bool  # torch's own partition keeps the budget as it is
     predicted_bytes: int
     capture: FusedCapture | None = None  # None for one that another process made
+    own_peaks: StepPeaks | None = None  # of torch's own partition
 
 
 @dataclass(frozen=True)
-class Share:
-    """What other graphs of the same model take, where a model falls into several."""
+class Around:
+    """What measuring has found out about a graph, and what lies around it."""
 
-    before_bytes: int = 0  # that they have saved when this one runs
-    between_bytes: int = 0  # that they take between its forward and its backward
+    correction_bytes: int = 0  # by how much the measured peak exceeds the predicted one
+    between_bytes: int | None = None  # taken between forward and backward, by the loss or by other graphs
+    before_bytes: int = 0  # that other graphs of the model have saved when this one runs
 
 
 class OtherGraph(ScheduleError):
@@ -55,7 +60,7 @@ class OtherGraph(ScheduleError):
 class GraphPlanner:
     """Plans one graph of a model; `planner` keeps the plans of all of them.
 
-    `correct` says by how much the memory that was measured exceeds what was predicted.
+    It is `lenient` if other graphs hold memory that they could do without: what does not fit runs as torch cuts it.
     """
 
     def __init__(self, planner: Planner, state_bytes: int = 0) -> None:
@@ -64,42 +69,52 @@ class GraphPlanner:
         self.settings = replace(settings, time_limit=min(settings.time_limit, MOST_SECONDS))
         self.state_bytes = state_bytes  # that the user keeps besides parameters: gradients, optimizers
         self.asked_bytes: int | None = None  # the user's budget, once a graph says what a percentage is of
-        self.correction_bytes = 0
-        self.share = Share()
+        self.around = Around()
+        self.lenient = False
         self.decision: Decision | None = None
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """What decides a plan besides the graph and the correction."""
+        """What decides a plan besides the graph and what lies around it."""
         s = self.settings
         solver = s.solver if isinstance(s.solver, str) else repr(s.solver)
         options = tuple(sorted((name, repr(value)) for name, value in s.options.items()))
-        around = (self.share, self.state_bytes, s.reserve_bytes)
         required = None if self.planner.required is None else hash(self.planner.required.schedule)
-        return (str(s.budget), solver, options, s.time_limit, str(around), required)
+        return (str(s.budget), solver, options, s.time_limit, self.state_bytes, s.reserve_bytes, required)
 
     def decide(
         self, joint: GraphModule, own: tuple[GraphModule, GraphModule], *, forward_outputs: int, static: frozenset[int]
     ) -> Decision:
         """How to cut `joint`; `own` are the halves that torch makes of it. `BudgetInfeasible` if nothing fits."""
-        device = device_of(joint)
-        capture = self._read(joint, device, forward_outputs, static)
+        capture = self._read(joint, forward_outputs, static)
+        between_bytes = self.around.between_bytes
+        if between_bytes is None and not capture.returns_loss:
+            # The loss is not known yet. If what we assume of it does not fit, the first step will tell.
+            with suppress(BudgetInfeasible):
+                return self._decide(capture, own, int(ASSUMED_LOSS * capture.tangent_bytes))
+        return self._decide(capture, own, between_bytes or 0)
+
+    def _decide(self, capture: FusedCapture, own: tuple[GraphModule, GraphModule], between_bytes: int) -> Decision:
+        device = device_of(capture.joint)
         planner = Planner(self.settings)
-        graph, loss_bytes = self._with_outside(capture, planner, device)
+        loss = _loss_cost(device, between_bytes)
+        outside_bytes = planner.outside_bytes(capture.graph, device, self.state_bytes + self.around.before_bytes)
+        graph = graph_with_outside(capture.graph, loss, outside_bytes)
+        capture = replace(capture, graph=graph)
         usable_bytes = planner.budget_bytes(graph, device)
         if self.asked_bytes is None:
-            whole = planner.whole_bytes or 0
             auto = self.settings.budget == "auto"
-            self.asked_bytes = usable_bytes if auto else parse_budget(self.settings.budget, whole)
-        own_bytes = predicted_peak_bytes(
-            *own, returned=forward_outputs, resident_bytes=graph.resident_bytes, loss_bytes=loss_bytes
-        )
-        capture = replace(capture, graph=graph)
+            self.asked_bytes = usable_bytes if auto else parse_budget(self.settings.budget, planner.whole_bytes or 0)
+        returned = capture.found.forward_outputs
+        peaks = predicted_peaks(*own, returned=returned, resident_bytes=graph.resident_bytes)
+        own_bytes = peaks.peak_bytes(loss.workspace_bytes + loss.retained_bytes)
         required, self.planner.required = self.planner.required, None
-        if required is None and own_bytes <= usable_bytes - self.correction_bytes:
-            decision = Decision(self._own_plan(capture, usable_bytes), True, own_bytes, capture)
+        plan = self._followed(required, graph) if required else None
+        if plan is None and own_bytes > usable_bytes - self.around.correction_bytes:
+            plan = self._solved(capture, device, own_bytes)
+        if plan is None:
+            decision = Decision(self._own_plan(capture, usable_bytes), True, own_bytes, capture, peaks)
         else:
-            plan = self._followed(required, graph) if required else self._solved(capture, device)
             decision = Decision(plan, False, plan.figures.peak_bytes or 0, capture)
         self.adopt(decision, self.asked_bytes)
         return decision
@@ -110,15 +125,25 @@ class GraphPlanner:
         self.decision = decision
         self.asked_bytes = asked_bytes
 
-    def _solved(self, capture: FusedCapture, device: torch.device) -> Plan:
+    def _solved(self, capture: FusedCapture, device: torch.device, own_bytes: int) -> Plan | None:
+        """A plan that keeps the budget; None if torch's own partition has to do, which takes `own_bytes`."""
         assert self.asked_bytes is not None
-        planner = Planner(replace(self.settings, budget=max(1, self.asked_bytes - self.correction_bytes)))
+        planner = Planner(replace(self.settings, budget=max(1, self.asked_bytes - self.around.correction_bytes)))
         if self.decision is not None and self.decision.capture is None:  # inductor has forgotten what we remember
             planner.plans.append(self.decision.plan)
+        notes = (*capture.notes, *self._notes())
         try:
-            return planner.plan(capture.graph, device, engine=COMPILED, notes=(*capture.notes, *self._notes()))
+            return planner.plan(capture.graph, device, engine=COMPILED, notes=notes)
         except BudgetInfeasible as refusal:
-            raise self._refusal(refusal) from None
+            if self.lenient:
+                return None
+            least_bytes = refusal.feasible_from_bytes or 0
+            measured = self.around.correction_bytes != 0 or self.around.between_bytes is not None
+            if measured or not 0 < least_bytes <= _NEAR * self.asked_bytes:
+                raise self._refusal(refusal) from None
+            # Inductor writes into memory that is no longer read, so it takes less than predicted: measuring will tell.
+            least = planner.least_memory_plan(capture.graph, device, engine=COMPILED, notes=notes)
+            return least if (least.figures.peak_bytes or 0) < own_bytes else None
 
     def _followed(self, required: Plan, graph: Graph) -> Plan:
         try:
@@ -127,27 +152,35 @@ class GraphPlanner:
             raise OtherGraph(str(error)) from None
         return required
 
-    def correct(self, measured_bytes: int) -> int:
-        """What the correction has to be, so that the next plan takes what was measured into account."""
+    def corrected(self, peak_bytes: int, between_bytes: int, margin_bytes: int) -> Around:
+        """What the next plan has to count, after a step that took so much at its peak and outside of the graph."""
         assert self.decision is not None
-        return measured_bytes - self.decision.predicted_bytes
+        around, predicted_bytes = self.around, self.decision.predicted_bytes
+        if self.decision.capture is not None:
+            around = replace(around, between_bytes=between_bytes)
+            predicted_bytes = self._predicted_bytes(self.decision, self.decision.capture, between_bytes)
+        return replace(around, correction_bytes=peak_bytes - predicted_bytes + margin_bytes)
 
-    def _read(
-        self, joint: GraphModule, device: torch.device, forward_outputs: int, static: frozenset[int]
-    ) -> FusedCapture:
-        progress, planned_for = self.settings.progress, self.settings.device
+    def _predicted_bytes(self, decision: Decision, capture: FusedCapture, between_bytes: int) -> int:
+        """The peak that would have been predicted, had one known what is taken outside of the graph."""
+        loss = _loss_cost(device_of(capture.joint), between_bytes)
+        if decision.own_peaks is not None:
+            return decision.own_peaks.peak_bytes(loss.workspace_bytes + loss.retained_bytes)
+        allocated = next(value.size_bytes for value in capture.graph.values if value.role == ALREADY_ALLOCATED)
+        graph = graph_with_outside(capture.graph, loss, allocated)
+        return simulate(graph, decision.plan.schedule).peak_bytes
+
+    def _read(self, joint: GraphModule, forward_outputs: int, static: frozenset[int]) -> FusedCapture:
+        progress, planned_for, device = self.settings.progress, self.settings.device, device_of(joint)
         with measuring_progress(progress) as shown, profiling(planned_for, device, shown) as profiler:
-            made = read_fused(joint, forward_outputs=forward_outputs, static=static, profile=profiler.profile)
+            made = read_fused(
+                joint,
+                forward_outputs=forward_outputs,
+                static=static,
+                profile=profiler.profile,
+                name="a graph of torch.compile",
+            )
             return replace(made, notes=(*profiler.notes, *made.notes))
-
-    def _with_outside(self, capture: FusedCapture, planner: Planner, device: torch.device) -> tuple[Graph, int]:
-        assumed = 0 if capture.returns_loss else int(ASSUMED_LOSS * capture.tangent_bytes)
-        loss = LossCost(max(assumed, self.share.between_bytes), 4 * allocated_bytes(16, device))
-        outside_bytes = planner.outside_bytes(capture.graph, device, self.state_bytes + self.share.before_bytes)
-        return (
-            graph_with_outside(capture.graph, loss, outside_bytes),
-            loss.workspace_bytes + loss.retained_bytes,
-        )
 
     def _own_plan(self, capture: FusedCapture, usable_bytes: int) -> Plan:
         """Torch recomputes what costs next to nothing, which is not ours to say: as a schedule, everything is kept."""
@@ -157,19 +190,28 @@ class GraphPlanner:
         return Plan.from_solution(Problem(capture.graph, budget), kept, (*capture.notes, *self._notes()), COMPILED)
 
     def _notes(self) -> tuple[str, ...]:
-        if not self.correction_bytes:
+        if not self.around.correction_bytes:
             return ()
-        sign = "more" if self.correction_bytes > 0 else "less"
-        return (f"measured: {format_bytes(abs(self.correction_bytes))} {sign} than predicted, which the plan counts",)
+        sign = "more" if self.around.correction_bytes > 0 else "less"
+        return (
+            f"measured: {format_bytes(abs(self.around.correction_bytes))} {sign} than predicted, which the plan counts",
+        )
 
     def _refusal(self, refusal: BudgetInfeasible) -> BudgetInfeasible:
         """In terms of the user's own budget."""
-        if not self.correction_bytes or refusal.feasible_from_bytes is None:
+        if not self.around.correction_bytes or refusal.feasible_from_bytes is None:
             return refusal
-        works_bytes = refusal.feasible_from_bytes + self.correction_bytes
+        works_bytes = refusal.feasible_from_bytes + self.around.correction_bytes
+        sign = "more" if self.around.correction_bytes > 0 else "less"
         return BudgetInfeasible(
             f"a budget of {format_bytes(self.asked_bytes or 0)} cannot be kept: inductor was measured to take "
-            f"{format_bytes(abs(self.correction_bytes))} more than planned; the smallest budget that should work is "
-            f"{works_bytes} bytes ({format_bytes(works_bytes)}).\n  Try budget={works_bytes}, or a smaller batch",
+            f"{format_bytes(abs(self.around.correction_bytes))} {sign} than planned; the smallest budget that should "
+            f"work is {works_bytes} bytes ({format_bytes(works_bytes)}).\n"
+            f"  Try budget={works_bytes}, or a smaller batch",
             feasible_from_bytes=works_bytes,
         )
+
+
+def _loss_cost(device: torch.device, between_bytes: int) -> LossCost:
+    """What is taken between forward and backward, and what small things stay: the loss and its gradient."""
+    return LossCost(between_bytes, 4 * allocated_bytes(16, device))

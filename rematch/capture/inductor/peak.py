@@ -1,6 +1,6 @@
 """How much memory a forward and a backward graph take when inductor runs them, whoever made the partition.
 
-`predicted_peak_bytes(forward, backward, returned=1, resident_bytes=0, loss_bytes=0)`
+`predicted_peaks(forward, backward, returned=1, resident_bytes=0).peak_bytes(loss_bytes=0)`
 
 Buffers are those of `find_buffers`, each alive from the node that makes it to the last one that reads it. Inductor may
 order kernels in another way and writes into memory that is no longer read, so the real peak is often a little lower.
@@ -9,20 +9,32 @@ order kernels in another way and writes into memory that is no longer read, so t
 from __future__ import annotations
 
 import operator
+from dataclasses import dataclass
 
 import torch
 from torch.fx import GraphModule, Node
 
 from rematch.capture.inductor.buffers import Buffers, find_buffers, tensor_bytes
-from rematch.capture.joint.traced import storage_key
+from rematch.capture.joint.traced import is_tangent, storage_key
 
 
-def predicted_peak_bytes(
-    forward: GraphModule, backward: GraphModule, *, returned: int, resident_bytes: int, loss_bytes: int
-) -> int:
-    """The peak of a step. `returned` of forward's results go to the user, the others are saved for backward.
+@dataclass(frozen=True)
+class StepPeaks:
+    """The most memory in each part of a step; `at_loss_bytes` without what the loss itself takes."""
 
-    `resident_bytes` are there all the time, `loss_bytes` between forward and backward, beside the tangents.
+    forward_bytes: int
+    at_loss_bytes: int
+    backward_bytes: int
+
+    def peak_bytes(self, loss_bytes: int) -> int:
+        """The peak of the step, if the loss takes so much beside the tangents."""
+        return max(self.forward_bytes, self.at_loss_bytes + loss_bytes, self.backward_bytes)
+
+
+def predicted_peaks(forward: GraphModule, backward: GraphModule, *, returned: int, resident_bytes: int) -> StepPeaks:
+    """The peaks of a step. `returned` of forward's results go to the user, the others are saved for backward.
+
+    `resident_bytes` are there all the time.
     """
     inputs = {_storage(node) for node in forward.graph.nodes if node.op == "placeholder"}
     results = forward.graph.output_node().args[0]
@@ -30,11 +42,11 @@ def predicted_peak_bytes(
     forward_peak, leaving = _walk(forward, alive={}, kept=inputs)
     held = {_storage(node): size for node, size in _sizes(results[:returned])}
     alive = {_storage(node): size for node, size in _sizes(results) if _storage(node) not in inputs}
-    tangents = [node for node in backward.graph.find_nodes(op="placeholder") if "tangents" in str(node.target)]
-    between = leaving + loss_bytes + sum(tensor_bytes(node) for node in tangents)
+    tangents = [node for node in backward.graph.find_nodes(op="placeholder") if is_tangent(node)]
+    at_loss = leaving + sum(tensor_bytes(node) for node in tangents)
     alive.update({_storage(node): tensor_bytes(node) for node in tangents})
     backward_peak, _ = _walk(backward, alive=alive, kept=inputs | set(held))
-    return resident_bytes + max(forward_peak, between, backward_peak)
+    return StepPeaks(resident_bytes + forward_peak, resident_bytes + at_loss, resident_bytes + backward_peak)
 
 
 def _sizes(nodes: tuple[object, ...] | list[object]) -> list[tuple[Node, int]]:

@@ -14,6 +14,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from rematch.execute.compiled.meter import StepMeter
 from rematch.execute.compiled.notebook import Note, Notebook, graph_key
 from rematch.execute.compiled.partitioner import Partitioner
 from rematch.planning.budget import parse_budget
-from rematch.planning.compiled import Decision, GraphPlanner, OtherGraph, Share
+from rematch.planning.compiled import Around, Decision, GraphPlanner, OtherGraph
 from rematch.planning.planner import Planner
 from rematch.planning.settings import COMPILED, Settings
 from rematch.units import format_bytes
@@ -86,7 +87,8 @@ class CompiledGraph:
         self._run: Callable[..., Any] | None = None
         self.compilations = 0
         self._calls = 0  # of this compilation
-        self._fitting: int | None = None  # a correction that was measured to keep the budget
+        self._fitting: Around | None = None  # with which the budget was measured to be kept
+        self._between_bytes = 0  # that other graphs took between forward and backward, where no allocator tells
         self._meter: StepMeter | None = None
         self._again = False
         self._notebook: Notebook | None = None
@@ -97,26 +99,28 @@ class CompiledGraph:
         self._again = False
         self._calls = 0
         self.compilations += 1
+        held_bytes = self.backend.saved_by_others(self)
+        self.planner.lenient = held_bytes > 0
         if self.device.type != "cuda":
-            self.planner.share = Share(before_bytes=self.backend.saved_by_others(self))
-        identity = (VERSION, _device_name(self.device), self.planner.identity)
+            self.planner.around = replace(self.planner.around, before_bytes=held_bytes)
+        identity = (VERSION, _device_name(self.device), self.planner.identity, self.planner.around.before_bytes)
         notebook = Notebook(graph_key(self._module, self._example_inputs, identity))
-        settled = notebook.correction_bytes
+        settled = notebook.settled
         if self.compilations == 1 and settled is not None:
-            self.planner.correction_bytes = settled
+            self.planner.around = settled
             self.compilations += 1  # as many as there were, when another process measured
-        correction = self.planner.correction_bytes
-        known = notebook.read(correction)
+        around = self.planner.around
+        known = notebook.read(around)
         if known is not None:
             self.planner.adopt(Decision(known.plan, known.by_torch, known.predicted_bytes), known.asked_bytes)
-        asked = self._compile((*identity, correction))
+        asked = self._compile((*identity, str(around)))
         if not asked and known is None and self._trains:
             # Inductor has this graph from a run whose notes are gone: have it ask.
-            asked = self._compile((*identity, correction, time.time_ns()))
+            asked = self._compile((*identity, str(around), time.time_ns()))
         decision = self.planner.decision
         if asked and decision is not None and self.planner.asked_bytes is not None:
             note = Note(decision.plan, decision.by_torch, decision.predicted_bytes, self.planner.asked_bytes)
-            notebook.note(correction, note)
+            notebook.note(around, note)
         self._notebook = notebook
         if decision is None:
             self._settle()  # nothing to train, or a graph that cannot be planned
@@ -159,13 +163,12 @@ class CompiledGraph:
         if self._meter is not None:
             self._meter.forget()
         self._calls += 1
-        warms_up = self.device.type == "cuda" and self._calls == 1  # kernels are tuned, which takes memory
         if self._calls > _MOST_MEASUREMENTS:
             self._settle()
-        if warms_up or not torch.is_grad_enabled() or self._module is None:
+        if not torch.is_grad_enabled() or self._module is None:
             return self._run(*args)
-        around_bytes = self.backend.saved_by_others(self) + _distinct_bytes(args)
-        self._meter = StepMeter(self.device, around_bytes, self._step_ended)
+        held_bytes = self.backend.saved_by_others(self)
+        self._meter = StepMeter(self.device, held_bytes, _distinct_bytes(args), self._step_ended)
         outputs = self._meter.forward(self._run, args)
         self.holds_bytes = self._meter.saved_bytes
         return outputs
@@ -173,23 +176,34 @@ class CompiledGraph:
     def _step_ended(self, meter: StepMeter) -> None:
         self.holds_bytes = 0
         self._meter = None
-        if meter.peak_bytes is not None and self.planner.decision is not None and not self._again:
-            self._judge(meter.peak_bytes)
+        if meter.peak_bytes is None or self.planner.decision is None or self._again:
+            return
+        if meter.held_bytes:  # inside another graph, whose plan has to leave room for this one
+            for other in self.backend.alive():
+                if other.holds_bytes:
+                    other._between_bytes = max(other._between_bytes, meter.peak_bytes - meter.held_bytes)
+        if self.device.type == "cuda" and self._calls == 1:
+            return  # kernels were tuned, which takes memory
+        if meter.held_bytes:
+            self._settle()
+        else:
+            self._judge(meter)
 
-    def _judge(self, peak_bytes: int) -> None:
+    def _judge(self, meter: StepMeter) -> None:
         """Keep this compilation, or correct the plan by what was measured and compile again."""
-        planner = self.planner
-        asked_bytes = planner.asked_bytes
-        assert planner.decision is not None and asked_bytes is not None
-        correction = planner.correct(peak_bytes) + int(_MARGIN * asked_bytes)
+        planner, asked_bytes = self.planner, self.planner.asked_bytes
+        assert planner.decision is not None and asked_bytes is not None and meter.peak_bytes is not None
+        between_bytes = max(meter.between_bytes, self._between_bytes)
+        peak_bytes = max(meter.peak_bytes, meter.at_loss_bytes + self._between_bytes)
+        around = planner.corrected(peak_bytes, between_bytes, int(_MARGIN * asked_bytes))
         if peak_bytes <= asked_bytes:
-            self._fitting = planner.correction_bytes
-            room = asked_bytes - peak_bytes > _SLACK * asked_bytes and correction < planner.correction_bytes
-            if planner.decision.by_torch or not room or self.compilations > 1:
+            self._fitting = planner.around
+            wasted = asked_bytes - peak_bytes > _SLACK * asked_bytes
+            if planner.decision.by_torch or not wasted or self.compilations > 1:
                 self._settle()
                 return
         elif self._fitting is not None:
-            correction = self._fitting
+            around = self._fitting
         elif self.compilations >= _MOST_COMPILATIONS:
             self._settle()
             warnings.warn(
@@ -199,13 +213,13 @@ class CompiledGraph:
                 stacklevel=2,
             )
             return
-        planner.correction_bytes = correction
+        planner.around = around
         self._again = True
 
     def _settle(self) -> None:
         """Compile no more: what is needed for that is let go."""
         if self._notebook is not None and self.planner.decision is not None:
-            self._notebook.settle(self.planner.correction_bytes)
+            self._notebook.settle(self.planner.around)
         self._module = None
         self._example_inputs = []
 

@@ -23,17 +23,26 @@ _autograd: Any = torch.autograd
 
 
 class StepMeter:
-    """Measures one step; `around_bytes` are alive all the time on CPU, where nobody counts them."""
+    """Measures one step. `held_bytes` were saved by other graphs before, `argument_bytes` are parameters and inputs."""
 
-    def __init__(self, device: torch.device, around_bytes: int, on_end: Callable[[StepMeter], None]) -> None:
+    def __init__(
+        self, device: torch.device, held_bytes: int, argument_bytes: int, on_end: Callable[[StepMeter], None]
+    ) -> None:
         self.device = device
-        self.around_bytes = around_bytes
+        self.held_bytes = held_bytes
         self.peak_bytes: int | None = None
         self.saved_bytes = 0  # that forward leaves for backward, and its results
+        self.between_bytes = 0  # taken between forward and backward beside tangents, as far as an allocator tells
+        self._around_bytes = held_bytes + argument_bytes
         self._on_end = on_end
         self._forward_peak = 0
         self._backward: PeakMemory | None = None
         self._handles: list[Any] = []
+
+    @property
+    def at_loss_bytes(self) -> int:
+        """What is alive when forward has ended."""
+        return self._around_bytes + self.saved_bytes
 
     def forward(self, run: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Call `run`, and be ready for its backward."""
@@ -42,6 +51,10 @@ class StepMeter:
         with PeakMemory(self.device) as used:
             outputs = run(*args)
         self._forward_peak, self.saved_bytes = used.peak_bytes, used.end_bytes
+        if self.device.type == "cuda":
+            self._forward_peak = torch.cuda.max_memory_allocated(self.device)
+            self._around_bytes = torch.cuda.memory_allocated(self.device) - self.saved_bytes
+            torch.cuda.reset_peak_memory_stats(self.device)
         node = next(_backward_nodes(outputs), None)
         if node is not None:
             self._handles = [node.register_prehook(self._starts), node.register_hook(self._ends)]
@@ -54,24 +67,26 @@ class StepMeter:
         self._handles = []
 
     def _starts(self, tangents: tuple[Any, ...]) -> None:
+        given = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in _tensors(tangents)}
+        tangent_bytes = sum(given.values())
         if self.device.type == "cuda":
-            return
-        if not _autograd._profiler_enabled():
-            given = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in _tensors(tangents)}
-            self.around_bytes += sum(given.values())
+            peak_bytes = torch.cuda.max_memory_allocated(self.device)
+            self.between_bytes = max(0, peak_bytes - self.at_loss_bytes - tangent_bytes)
+        elif not _autograd._profiler_enabled():
+            self._around_bytes += tangent_bytes
             self._backward = PeakMemory(self.device)
             self._backward.start()
 
     def _ends(self, *_: Any) -> None:
         self.forget()
         if self.device.type == "cuda":
-            # The peak has been running since forward began: what the loss took is part of it.
+            # The peak has been running since forward ended: what the loss took is part of it.
             torch.cuda.synchronize(self.device)
-            self.peak_bytes = torch.cuda.max_memory_allocated(self.device)
+            self.peak_bytes = max(self._forward_peak, torch.cuda.max_memory_allocated(self.device))
         elif self._backward is not None:
             self._backward.stop()
             in_backward = self.saved_bytes + self._backward.peak_bytes
-            self.peak_bytes = self.around_bytes + max(self._forward_peak, in_backward)
+            self.peak_bytes = self._around_bytes + max(self._forward_peak, in_backward)
         self._on_end(self)
 
 

@@ -1,6 +1,6 @@
 """What was decided for a graph, on disk, so that another process need not solve or measure again.
 
-`Notebook(key).note(0, note)` and, in another process, `Notebook(key).read(0)`
+`Notebook(key).note(around, note)` and, in another process, `Notebook(key).read(around)`
 
 Inductor keeps compiled graphs on disk and does not ask for a partition again; the plan behind it is here.
 """
@@ -17,6 +17,7 @@ from torch.fx import GraphModule
 
 from rematch.cache import RecordFolder
 from rematch.capture.cost import describe
+from rematch.planning.compiled import Around
 from rematch.planning.plan import Plan
 from rematch.records import from_json
 from rematch.units import format_bytes
@@ -34,11 +35,6 @@ class Note:
     asked_bytes: int
 
 
-@dataclass(frozen=True)
-class _Settled:
-    correction_bytes: int
-
-
 def graph_key(module: GraphModule, example_inputs: Sequence[Any], identity: object) -> str:
     """What tells apart graphs that Dynamo traced, and the circumstances they are compiled under."""
     inputs = [describe(given) if isinstance(given, torch.Tensor) else repr(given) for given in example_inputs]
@@ -46,29 +42,28 @@ def graph_key(module: GraphModule, example_inputs: Sequence[Any], identity: obje
 
 
 class Notebook:
-    """The notes of one graph, one for each correction that it was compiled with."""
+    """The notes of one graph, one for each state of knowledge that it was compiled with."""
 
     def __init__(self, key: str) -> None:
         self._key = key
         self._notes = _folder("compiled", Note)
-        self._settled = _folder("compiled-settled", _Settled)
+        self._settled = _folder("compiled-settled", Around)
 
     @property
-    def correction_bytes(self) -> int | None:
-        """The correction that measuring has settled on, if it has."""
-        found = self._settled.get(self._key)
-        return None if found is None else found.correction_bytes
+    def settled(self) -> Around | None:
+        """What measuring has found out, if it came to an end."""
+        return self._settled.get(self._key)
 
-    def settle(self, correction_bytes: int) -> None:
-        """Start with this correction the next time."""
-        self._settled.put(self._key, _Settled(correction_bytes))
+    def settle(self, around: Around) -> None:
+        """Start with this the next time."""
+        self._settled.put(self._key, around)
 
-    def read(self, correction_bytes: int) -> Note | None:
-        return self._notes.get(f"{self._key}\n{correction_bytes}")
+    def read(self, around: Around) -> Note | None:
+        return self._notes.get(f"{self._key}\n{around}")
 
-    def note(self, correction_bytes: int, note: Note) -> None:
+    def note(self, around: Around, note: Note) -> None:
         label = f"{note.plan.graph_ops} operators, budget {format_bytes(note.asked_bytes)}, compiled"
-        self._notes.put(f"{self._key}\n{correction_bytes}", note, label)
+        self._notes.put(f"{self._key}\n{around}", note, label)
 
 
 def _folder(name: str, kind: type[T]) -> RecordFolder[T]:

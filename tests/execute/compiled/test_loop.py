@@ -1,0 +1,113 @@
+"""The closed loop: steps are measured, and graphs compiled again until their peak keeps the budget.
+
+Eager kernels stand in for inductor's. They take more memory than fused ones, which the loop has to find out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch._inductor.compile_fx
+from torch import nn
+
+import rematch
+from rematch.execute.compiled.backend import CompiledBackend
+from rematch.planning import planner
+from rematch.planning.planner import Planner
+from rematch.planning.settings import COMPILED, Settings
+from rematch.trial import Trial
+from tests.inductor_graphs import compile_eagerly
+from tests.modules import mean_square
+
+SAMPLE = torch.randn(256, 64)
+
+
+@pytest.fixture(autouse=True)
+def _eager_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> Iterator[None]:
+    monkeypatch.setattr(torch._inductor.compile_fx, "compile_fx", compile_eagerly)
+    monkeypatch.setenv("REMATCH_CACHE", str(tmp_path))
+    yield
+
+
+class Block(nn.Module):
+    """Makes four times what it is given on the way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.inside(x)
+
+
+class Stack(nn.Module):
+    """Blocks, in two graphs if it `breaks`."""
+
+    def __init__(self, depth: int, breaks: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Sequential(*(Block() for _ in range(depth // 2)))
+        self.second = nn.Sequential(*(Block() for _ in range(depth // 2)))
+        self.breaks = breaks
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        if self.breaks:
+            torch._dynamo.graph_break()
+        return self.second(x)
+
+
+def settled(module: nn.Module, budget: int) -> tuple[Trial, CompiledBackend]:
+    """The module under a budget, after the steps that it takes."""
+    backend = CompiledBackend(Planner(Settings(budget=budget, time_limit=1.0, progress=False, engine=COMPILED)))
+    trial = Trial(torch.compile(module, backend=backend, dynamic=False), mean_square)  # type: ignore[arg-type]
+    for _ in range(5):
+        trial.step(SAMPLE)
+    return trial, backend
+
+
+def kept_bytes(module: nn.Module) -> int:
+    """The peak with everything kept."""
+    return settled(module, 2**40)[0].peak_bytes(SAMPLE)
+
+
+def test_a_budget_is_kept_by_correcting_what_was_predicted_and_remembered() -> None:
+    module = Stack(4, breaks=False)
+    whole = kept_bytes(module)
+    budget = int(0.85 * whole)
+    torch._dynamo.reset()
+    trial, backend = settled(module, budget)
+    (graph,) = backend.alive()
+    assert trial.peak_bytes(SAMPLE) <= budget
+    assert 1 < graph.compilations <= 3
+    assert graph.planner.around.correction_bytes > 0
+    torch._dynamo.reset()
+    _, another = settled(module, budget)  # as another process finds the notes of the first
+    (again,) = another.alive()
+    assert again.planner.around == graph.planner.around
+    assert again.planner.decision is not None and graph.planner.decision is not None
+    assert again.planner.decision.plan.schedule == graph.planner.decision.plan.schedule
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # Dynamo's own, of a graph after a break
+def test_graphs_of_one_model_share_the_budget() -> None:
+    whole = kept_bytes(Stack(6, breaks=True))
+    torch._dynamo.reset()
+    trial, backend = settled(Stack(6, breaks=True), int(0.8 * whole))
+    assert len(list(backend.alive())) == 2
+    assert trial.peak_bytes(SAMPLE) <= 0.8 * whole
+    assert any(plan.recomputed for plan in backend.planner.plans)
+
+
+def test_a_budget_that_measuring_finds_impossible_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner, "_MINIMUM_SECONDS", 1.0)
+    module = Stack(4, breaks=False)
+    with pytest.raises(rematch.BudgetInfeasible) as refusal:
+        settled(module, 2**10)
+    least = refusal.value.feasible_from_bytes
+    assert least is not None
+    torch._dynamo.reset()
+    with pytest.raises(rematch.BudgetInfeasible, match="measured to take"):
+        settled(module, least)
