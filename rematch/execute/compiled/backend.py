@@ -168,7 +168,9 @@ class CompiledGraph:
         if not torch.is_grad_enabled() or self._module is None:
             return self._run(*args)
         held_bytes = self.backend.saved_by_others(self)
-        self._meter = StepMeter(self.device, held_bytes, _distinct_bytes(args), self._step_ended)
+        # What another graph has computed is among what it holds.
+        own = [given for given in args if not (held_bytes and isinstance(given, torch.Tensor) and not given.is_leaf)]
+        self._meter = StepMeter(self.device, held_bytes, _distinct_bytes(own), self._step_ended)
         outputs = self._meter.forward(self._run, args)
         self.holds_bytes = self._meter.saved_bytes
         return outputs
@@ -305,6 +307,6 @@ def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def _distinct_bytes(args: tuple[Any, ...]) -> int:
+def _distinct_bytes(args: Sequence[Any]) -> int:
     storages = [leaf.untyped_storage() for leaf in pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor)]
     return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
