@@ -5,7 +5,7 @@
 #   make lint     ruff and mypy
 #   make format   let ruff rewrite the sources
 #   make dist     build dist/*.whl and dist/*.tar.gz, and check what a registry would show of them
-#   make docs     refresh the output and the picture that the README shows
+#   make docs     refresh the output and the picture that docs/graphs.md shows
 #   make site     build the documentation into site/, with warnings as errors
 #   make bench    list the benchmarks; make bench-NAME ARGS="..." runs benchmarks/NAME.py
 #   make clean    remove .venv and everything made by tools

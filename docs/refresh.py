@@ -1,6 +1,6 @@
-"""Run the commands the README shows and put what they print, and the picture they draw, in their place: `make docs`.
+"""Run the commands that docs/graphs.md shows and put what they print, and the picture, in their place: `make docs`.
 
-A console block of the README is a line `$ rematch ...` and its output. The blocks run one after another in one folder,
+A console block of the page is a line `$ rematch ...` and its output. The blocks run one after another in one folder,
 so that a later one finds the files of an earlier one. What they print depends on the machine: look before committing.
 """
 
@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "graphs.md"
 PICTURE = ROOT / "docs" / "schedule.png"
 DRAW = f"rematch show plan.json --graph gpt.json --plot '{PICTURE}'"
 CONSOLE_BLOCK = re.compile(r"(?<=```console\n)\$ (?P<command>[^\n]+)\n.*?(?=```)", flags=re.DOTALL)
@@ -22,9 +22,9 @@ CONSOLE_BLOCK = re.compile(r"(?<=```console\n)\$ (?P<command>[^\n]+)\n.*?(?=```)
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        text = CONSOLE_BLOCK.sub(lambda block: shown(block["command"], folder), README.read_text(encoding="utf-8"))
+        text = CONSOLE_BLOCK.sub(lambda block: shown(block["command"], folder), PAGE.read_text(encoding="utf-8"))
         output_of(DRAW, folder)
-    README.write_text(text, encoding="utf-8")
+    PAGE.write_text(text, encoding="utf-8")
 
 
 def shown(command: str, folder: str) -> str:
