@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from os import PathLike
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ from rematch.capture.recorded_graph import RecordedGraph
 from rematch.capture.recorder import CannotRecord
 from rematch.errors import CaptureError, RematchError, unknown_name
 from rematch.execute.module import runner_of, strip, twin_of
+from rematch.execute.ranks import plan_of_rank_0, require_order
 from rematch.execute.runner import Runner
 from rematch.graph import Graph
 from rematch.planning.budget import parse_budget
@@ -44,6 +46,7 @@ def remat(
     reserve: str | int = 0,
     accumulate: bool = False,
     in_place: bool = False,
+    share: bool = True,
     cache: bool = True,
     progress: bool | None = None,
     **options: Any,
@@ -66,12 +69,14 @@ def remat(
     reserve: bytes to leave for what is allocated later.
     accumulate: gradients are added up over several backward passes, so plan for `.grad` being there already.
     in_place: change and return `model` itself, for code that holds on to it already.
+    share: with a sample and in a process group, rank 0 plans and the other ranks take its plan; all of them must then
+        call `remat` equally often. Turn it off where ranks have different modules, as in a pipeline.
     cache: use the plan of an earlier start of the same training, if there is one, and keep this one for later starts.
     progress: show what takes long; None does so on a terminal and in a notebook.
     """
     settings = make_settings(budget, solver, time_limit, reserve, progress, options, engine=engine)
     settings = replace(settings, accumulate=accumulate, cache=cache)
-    return _wrap(model, sample, settings, loss=loss, optimizer=optimizer, in_place=in_place)
+    return _wrap(model, sample, settings, loss=loss, optimizer=optimizer, in_place=in_place, share=share)
 
 
 def plan(
@@ -204,6 +209,7 @@ def _twin(model: M) -> M:
         raise CaptureError(f"rematch takes a torch.nn.Module, not {type(model).__name__}")
     if isinstance(model, torch.jit.ScriptModule):
         raise CaptureError("a scripted module cannot be recorded; give the nn.Module it was made from")
+    require_order(model)
     return twin_of(model)
 
 
@@ -216,6 +222,7 @@ def _wrap(
     required: Plan | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     in_place: bool = False,
+    share: bool = False,
 ) -> M:
     twin = _twin(model)
     planned = model if in_place else twin
@@ -228,7 +235,8 @@ def _wrap(
         if sample is not None:
             args, kwargs = as_arguments(sample)
             _require_fitting(runner, args, kwargs)
-            runner.prepare(args, kwargs)
+            with plan_of_rank_0(runner) if share else nullcontext():
+                runner.prepare(args, kwargs)
     except BaseException:
         if before is not None:
             planned.__dict__["forward"] = before

@@ -53,3 +53,9 @@ def test_the_page_about_trainers(number: int, capsys: pytest.CaptureFixture[str]
     printed = capsys.readouterr().out
     assert "operators recomputed" in printed
     assert "; 0 of" not in printed
+
+
+def test_the_page_about_several_devices(capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = python_blocks(DOCS / "distributed.md")
+    exec(block, {"__name__": "docs"})
+    assert "operators recomputed" in capsys.readouterr().out

@@ -55,6 +55,7 @@ MAY_IMPORT = {
     "capture": {*BASE, "cache", "capture", "graph"},
     "execute": {*BASE, "capture", "execute", "graph"},
     "execute.compiled": {*BASE, "cache", "capture", "execute", "graph", "planning", "records"},
+    "execute.ranks": {*BASE, "execute", "planning.plan"},
     "execute.runner": {*BASE, "capture", "execute", "graph", "planning", "report.progress", "solvers.base"},
     "execute.routes": {"capture", "execute", "planning"},
     "execute.tape.stored": {*BASE, "execute", "records"},

@@ -35,6 +35,7 @@ from rematch.errors import BudgetInfeasible, CaptureError, FormatError
 from rematch.execute.dispatch_cost import dispatch_seconds
 from rematch.execute.loss_meter import LossMeter, give_up_measuring
 from rematch.execute.optimizers import StepWatch, forecast_state_bytes
+from rematch.execute.ranks import in_a_group
 from rematch.execute.referee import differences
 from rematch.execute.replay.engine import Replay, Retraced, is_tracing, loss_cost
 from rematch.execute.routes import Kind, Route, describe
@@ -328,6 +329,8 @@ class Runner:
             host_seconds = recorded.recording.forward_until * _TAPE_HOST_COST * dispatch_seconds()
             if host_seconds <= _HOST_SHARE * graph.baseline_seconds or self.planner.settings.device is not None:
                 return TAPE, ()
+            if in_a_group():
+                return TAPE, ("engine: tape, because gradients leave it one by one, as data parallel training needs",)
             if self.loss is None:
                 return TAPE, ("engine: tape, because replay takes gradients as the loss gives them; see loss=",)
         return self._try_replay(key, recorded, args, kwargs, chosen=asked == REPLAY)

@@ -82,7 +82,7 @@ class Planner:
         for known in self.plans:
             same = known.graph_fingerprint == problem.graph.fingerprint and known.engine == engine
             if same and _fits(known.schedule, problem):
-                return known
+                return known if known.graph is not None else known.drawn_from(problem.graph)
         everything = baseline(problem.graph)
         asks = isinstance(self.settings.solver, Solver)  # a solver object of the user's own is always asked
         if not asks and simulate(problem.graph, everything).peak_bytes <= problem.budget_bytes:

@@ -1,0 +1,84 @@
+"""Two processes with gloo between them: one plan for both, and gradients as without a budget, bit by bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from rematch.execute.ranks import in_a_group
+
+ROOT = Path(__file__).parent.parent.parent
+pytestmark = [
+    pytest.mark.skipif(not dist.is_available(), reason="needs a torch built with distributed training"),
+    pytest.mark.xdist_group("two ranks"),
+]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """What both ranks wrote, by case."""
+    folder = tmp_path_factory.mktemp("ranks")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "tests.execute.two_ranks"]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), str(folder)], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]
+    try:
+        said = [rank.communicate(timeout=300)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(said)
+    return {
+        case: [json.loads((folder / f"{case}-{rank}.json").read_text()) for rank in range(2)]
+        for case in ("data_parallel", "sharded", "tensor_parallel", "stages")
+    }
+
+
+def test_all_ranks_take_the_plan_of_rank_0(results: dict[str, list[dict[str, Any]]]) -> None:
+    first, second = results["data_parallel"]
+    assert first["recomputed"] > 0
+    assert first["schedule"] == second["schedule"]
+    assert first["solve_seconds"] == second["solve_seconds"], "the search was rank 0's"
+    assert first["alone"] != second["alone"], "with share=False each rank searches"
+
+
+@pytest.mark.parametrize("rank", range(2))
+def test_data_parallel(results: dict[str, list[dict[str, Any]]], rank: int) -> None:
+    result = results["data_parallel"][rank]
+    assert result["equal"]
+    assert len(result["buckets"]) > 2
+    assert result["buckets"] == result["plain_buckets"], "buckets leave as early as without a budget"
+    assert "rematch first, then DistributedDataParallel" in result["refused"]
+
+
+@pytest.mark.parametrize("rank", range(2))
+def test_sharded_by_blocks_and_as_a_whole(results: dict[str, list[dict[str, Any]]], rank: int) -> None:
+    result = results["sharded"][rank]
+    assert result["blocks"] and result["whole"]
+    assert min(result["blocks_recomputed"]) > 0 and min(result["whole_recomputed"]) > 0
+    assert "rematch first, then fully_shard" in result["refused"]
+
+
+def test_tensor_parallel_neither_hangs_nor_differs(results: dict[str, list[dict[str, Any]]]) -> None:
+    assert all(result["equal"] for result in results["tensor_parallel"])
+
+
+def test_pipeline_stages_have_budgets_of_their_own(results: dict[str, list[dict[str, Any]]]) -> None:
+    for result in results["stages"]:
+        assert result["equal"]
+        assert result["recomputed"] > 0
+
+
+def test_one_process_is_no_group() -> None:
+    assert not in_a_group()

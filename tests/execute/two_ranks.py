@@ -1,0 +1,184 @@
+"""What two processes with gloo between them do; `test_two_ranks.py` starts both and reads what they write.
+
+`python -m tests.execute.two_ranks RANK FOLDER`
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+import rematch
+from rematch.errors import CaptureError
+from tests.modules import Net, mean_square
+from tests.training import same_bits
+
+OPTIONS: dict[str, Any] = {"budget": "80%", "engine": "tape", "solver": "anneal", "time_limit": 0.5, "cache": False}
+
+
+def net() -> Net:
+    torch.manual_seed(0)
+    return Net(depth=6, norm=False)
+
+
+def batch(rank: int) -> torch.Tensor:
+    return torch.randn(256, 32, generator=torch.Generator().manual_seed(rank))
+
+
+def gradients(module: nn.Module, inputs: torch.Tensor) -> list[torch.Tensor]:
+    """Of the second of two steps."""
+    for _ in range(2):
+        torch.manual_seed(3)
+        module.zero_grad()
+        mean_square(module(inputs)).backward()
+    found = [parameter.grad for parameter in module.parameters()]
+    return [each.full_tensor() if isinstance(each, DTensor) else each.clone() for each in found]
+
+
+def are_equal(one: nn.Module, other: nn.Module, inputs: torch.Tensor) -> bool:
+    pairs = zip(gradients(one, inputs), gradients(other, inputs), strict=True)
+    return all(same_bits(mine, plain) for mine, plain in pairs)
+
+
+def gradients_before_buckets(module: nn.Module, inputs: torch.Tensor) -> list[int]:
+    """How many gradients have come when each bucket of them leaves, in the third step: the first makes the buckets."""
+    left: list[int] = []
+    came = 0
+
+    def count(_: torch.Tensor) -> None:
+        nonlocal came
+        came += 1
+
+    def leave(state, bucket):  # type: ignore[no-untyped-def]  # torch refuses annotations that are strings
+        left.append(came)
+        return allreduce_hook(None, bucket)
+
+    wrapped = DistributedDataParallel(module, bucket_cap_mb=0.02)
+    wrapped.register_comm_hook(None, leave)
+    for parameter in module.parameters():
+        parameter.register_hook(count)
+    for _ in range(3):
+        came = 0
+        left.clear()
+        mean_square(wrapped(inputs)).backward()
+        wrapped.zero_grad()
+    return left
+
+
+def data_parallel(rank: int) -> dict[str, Any]:
+    planned = rematch.remat(net(), batch(rank), loss=mean_square, **OPTIONS)
+    (plan,) = rematch.plans_of(planned)
+    alone = rematch.remat(net(), batch(rank), loss=mean_square, share=False, **OPTIONS)
+    result = {
+        "recomputed": len(plan.recomputed),
+        "schedule": plan.schedule.steps.tolist(),
+        "solve_seconds": plan.figures.solve_seconds,
+        "alone": rematch.plans_of(alone)[0].figures.solve_seconds,
+        "equal": are_equal(DistributedDataParallel(planned), DistributedDataParallel(net()), batch(rank)),
+        "buckets": gradients_before_buckets(planned, batch(rank)),
+        "plain_buckets": gradients_before_buckets(net(), batch(rank)),
+    }
+    try:
+        rematch.remat(DistributedDataParallel(net()), batch(rank), **OPTIONS)
+    except CaptureError as refused:
+        result["refused"] = str(refused)
+    return result
+
+
+def sharded(rank: int) -> dict[str, Any]:
+    mesh = init_device_mesh("cpu", (2,))
+
+    def shard(module: Net, *, plan: bool, blocks: bool) -> nn.Module:
+        for block in module.blocks if blocks else ():
+            if plan:
+                rematch.remat(block, share=False, in_place=True, **{**OPTIONS, "budget": "90%"})
+            fully_shard(block, mesh=mesh)
+        if plan and not blocks:
+            rematch.remat(module, batch(rank), loss=mean_square, in_place=True, **OPTIONS)
+        return fully_shard(module, mesh=mesh)
+
+    result: dict[str, Any] = {}
+    for name, blocks in (("blocks", True), ("whole", False)):
+        planned, plain = (shard(net(), plan=plan, blocks=blocks) for plan in (True, False))
+        result[name] = are_equal(planned, plain, batch(rank))
+        units = planned.blocks if blocks else [planned]
+        result[f"{name}_recomputed"] = [len(rematch.plans_of(unit)[0].recomputed) for unit in units]
+        if blocks:
+            try:
+                rematch.remat(planned, batch(rank), **OPTIONS)
+            except CaptureError as refused:
+                result["refused"] = str(refused)
+    return result
+
+
+def tensor_parallel(rank: int) -> dict[str, Any]:
+    mesh = init_device_mesh("cpu", (2,))
+
+    def split() -> Net:
+        module = net()
+        for block in module.blocks:
+            parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        return module
+
+    planned = rematch.remat(split(), share=False, **OPTIONS)
+    equal = are_equal(planned, split(), batch(0))
+    return {"equal": equal}
+
+
+def stages(rank: int) -> dict[str, Any]:
+    """Each rank has its half of the module and a budget of its own."""
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+    def gradients_of(plan: bool) -> tuple[list[torch.Tensor], int]:
+        whole = net()
+        half = nn.Sequential(*whole.blocks[:3]) if rank == 0 else nn.Sequential(*whole.blocks[3:], whole.head)
+        half = copy.deepcopy(half)
+        if plan:
+            rematch.remat(half, share=False, in_place=True, **{**OPTIONS, "budget": "90%" if rank == 0 else "80%"})
+        stage = PipelineStage(half, rank, 2, torch.device("cpu"))
+        schedule = ScheduleGPipe(stage, n_microbatches=2, loss_fn=lambda output, target: mean_square(output - target))
+        torch.manual_seed(3)
+        inputs = batch(0)
+        schedule.step(*([inputs] if rank == 0 else []), **({} if rank == 0 else {"target": torch.zeros(256, 4)}))
+        recomputed = sum(len(each.recomputed) for each in rematch.plans_of(half)) if plan else 0
+        return [parameter.grad for parameter in half.parameters()], recomputed
+
+    mine, recomputed = gradients_of(True)
+    plain, _ = gradients_of(False)
+    equal = all(same_bits(one, other) for one, other in zip(mine, plain, strict=True))
+    return {"equal": equal, "recomputed": recomputed}
+
+
+CASES: dict[str, Callable[[int], dict[str, Any]]] = {
+    case.__name__: case for case in (data_parallel, sharded, tensor_parallel, stages)
+}
+
+
+def main() -> None:
+    rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 2), rank=rank, world_size=2)
+    for name in sys.argv[3:] or CASES:
+        result = CASES[name](rank)
+        (folder / f"{name}-{rank}.json").write_text(json.dumps(result), encoding="utf-8")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
