@@ -381,7 +381,7 @@ def test_only_modules_are_taken() -> None:
         rematch.remat(torch.relu, batch(), **REMAT)
     with pytest.raises(CaptureError, match="Net was not made by"):
         rematch.plans_of(Net())
-    with pytest.raises(CaptureError, match=r"rematch\.plan needs a sample"):
+    with pytest.raises(CaptureError, match="rematch needs a sample"):
         rematch.plan(Net(), None, **REMAT)
     with pytest.raises(DeviceError, match="unknown device 'h1000'; did you mean 'h100'"):
         rematch.plan(Net(), batch(), device="h1000", **REMAT)
