@@ -60,12 +60,13 @@ def data_of(result: Result) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", ["our_models:make", "our_models.py:make"])
 def test_a_plan_is_printed_and_saved(name: str) -> None:
-    options = ["--budget", "80%", "--device", "h200", "--time-limit", "2", "-o", "plan.json"]
+    options = ["--budget", "80%", "--device", "h200", "--time-limit", "2", "-o", "plan.json", "--report", "plan.html"]
     result = rematch("plan", name, *options)
     assert result.exit_code == 0, result.output
     saved = package.Plan.load("plan.json")
     assert str(saved) in result.stdout
     assert saved.recomputed
+    assert "Memory over time" in Path("plan.html").read_text()
     found = data_of(rematch("plan", name, *options, "--json", "--solver", "greedy", "--engine", "tape"))
     assert (found["solver"], found["engine"]) == ("greedy", "tape")
     assert found["peak_bytes"] <= found["budget_bytes"] < found["baseline_peak_bytes"]

@@ -74,13 +74,15 @@ def plan(
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Plan anew, whatever earlier runs found.")] = False,
     json_output: Json = False,
     output: Annotated[Path | None, typer.Option("-o", "--output", metavar="PLAN", help="Save the plan here.")] = None,
+    report: Annotated[Path | None, typer.Option(metavar="HTML", help="Write a page about the plan here.")] = None,
 ) -> None:
     """Plan the training of MODEL within a memory budget: rematch plan train.py:make_model --budget 8GiB"""
     from rematch.files import require_writable
     from rematch.solvers import DEFAULT_SOLVER
 
-    if output is not None:
-        require_writable(output)
+    for file in (output, report):
+        if file is not None:
+            require_writable(file)
     options = solver_options(solver or DEFAULT_SOLVER, option or [])
     made = _make(model)
     with _errors_of(model):
@@ -100,6 +102,8 @@ def plan(
         )
     if output is not None:
         found.save(output)
+    if report is not None:
+        found.report(report)
     say(json.dumps(_plan_data(found), indent=2) if json_output else str(found))
 
 

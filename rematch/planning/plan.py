@@ -22,8 +22,6 @@ from rematch.records import from_json, show_json, to_json
 from rematch.solvers.base import BoundScope, Problem, Progress, Solution, Status
 from rematch.units import extra_pct, format_bytes, format_extra, printable
 
-TradeOff = tuple[int, float, float | None]  # a budget in bytes, extra time in per cent, and its lower bound
-
 FORMAT = "rematch-plan"
 VERSION = 1
 
@@ -167,11 +165,10 @@ class Plan:
         object.__setattr__(self, "graph", graph)
         return self
 
-    def report(self, path: str | PathLike[str], *, trade_off: Iterable[TradeOff] = ()) -> None:
+    def report(self, path: str | PathLike[str], *, trade_off: Iterable[Figures] = ()) -> None:
         """Write one HTML page that needs nothing else: memory, schedule, where the extra time goes, and the proof.
 
-        trade_off: points of a curve to draw too: a budget in bytes, its extra time in per cent, and the lower bound of
-            that or None.
+        trade_off: figures at several budgets, such as `rematch.pareto(...).points`, to draw as a curve too.
         """
         from rematch.report.page import write_page
 

@@ -31,7 +31,7 @@ from rematch.solvers.base import Status
 from rematch.units import count_of, format_bytes, format_extra, format_seconds, printable
 
 if TYPE_CHECKING:
-    from rematch.planning.plan import Figures, Plan, TradeOff
+    from rematch.planning.plan import Figures, Plan
 
 _NAME_LETTERS = 120
 _ROWS_SHOWN = 12
@@ -41,17 +41,17 @@ _FINE_MATRIX_OPS = 150  # with more, cells are smaller than marks that can be se
 _NOTEBOOK_SAMPLES = 200
 
 
-def write_page(plan: Plan, file: str | PathLike[str], trade_off: Iterable[TradeOff] = ()) -> None:
+def write_page(plan: Plan, file: str | PathLike[str], trade_off: Iterable[Figures] = ()) -> None:
     """Write the page, whole or not at all. `trade_off` draws the curve of extra time against budgets too."""
     write_text(file, page(plan, trade_off))
 
 
-def page(plan: Plan, trade_off: Iterable[TradeOff] = ()) -> str:
+def page(plan: Plan, trade_off: Iterable[Figures] = ()) -> str:
     """The page as text."""
     name = _short(plan.graph_name) or "graph"
     engine = f", engine {plan.engine}" if plan.engine else ""
     about = f"Plan for graph {plan.graph_fingerprint[:8]}, {count_of(plan.graph_ops, 'operator')}{engine}"
-    sections = [_tiles(plan), _memory(plan), _extra_time(plan), _trade_off(list(trade_off), plan), _proof(plan)]
+    sections = [_tiles(plan), _memory(plan), _extra_time(plan), _trade_off(trade_off, plan), _proof(plan)]
     if plan.graph is not None:
         sections.insert(2, _schedule(plan.graph, plan.schedule))
     return (
@@ -322,12 +322,13 @@ def _share(seconds: float, whole: float) -> str:
 # Trade-off and proof
 
 
-def _trade_off(points: list[TradeOff], plan: Plan) -> str:
+def _trade_off(figures: Iterable[Figures], plan: Plan) -> str:
+    points = [(f.budget_bytes, f.overhead_pct, f.lower_bound_pct) for f in figures if f.overhead_pct is not None]
+    points.sort(key=lambda point: point[0])
     if not points:
         return ""
-    points = sorted(points)
     most_bytes = _HEADROOM * max(points[-1][0], plan.figures.baseline_peak_bytes, 1)
-    extra = [point[1] for point in points]
+    extra = [pct for _, pct, _ in points]
     top = 1.1 * max([*extra, plan.figures.overhead_pct or 0.0, 0.1])
     x_ticks, x_unit = bytes_ticks(most_bytes)
 

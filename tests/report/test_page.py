@@ -13,7 +13,7 @@ import pytest
 from rematch.errors import FormatError, ScheduleError
 from rematch.graph import Graph, Schedule, baseline, simulate
 from rematch.graph.generators import chain, gpt
-from rematch.planning.plan import Plan
+from rematch.planning.plan import Figures, Plan
 from rematch.report.page import page, verdict
 from rematch.solvers.base import BoundScope, Problem, Solution, Status, solve
 
@@ -57,13 +57,20 @@ def plan_of(graph: Graph, share: float = 0.6) -> Plan:
     return Plan.from_solution(problem, solve(problem, "greedy", time_limit=5.0), ("a note",), "tape")
 
 
+def points(plan: Plan) -> list[Figures]:
+    """Figures at three budgets: one with a bound, one without, and one that was not found to work."""
+    f = plan.figures
+    found = replace(f, budget_bytes=2 * f.budget_bytes, seconds=1.1 * f.baseline_seconds, lower_bound_seconds=None)
+    return [f, found, replace(f, budget_bytes=f.budget_bytes // 2, seconds=None)]
+
+
 @pytest.fixture(scope="module")
 def plan() -> Plan:
     return plan_of(gpt(layers=3))
 
 
 def test_one_page_that_needs_nothing_else(plan: Plan, tmp_path: Path) -> None:
-    plan.report(tmp_path / "plan.html", trade_off=[(2**30, 3.0, 2.5), (2**31, 1.0, None)])
+    plan.report(tmp_path / "plan.html", trade_off=points(plan))
     text = (tmp_path / "plan.html").read_text()
     tags = parsed(text)
     assert tags.references == []
@@ -73,6 +80,7 @@ def test_one_page_that_needs_nothing_else(plan: Plan, tmp_path: Path) -> None:
     for part in ("Memory over time", "Schedule", "Where the extra time goes", "Trade-off", "How good it is", "a note"):
         assert part in said
     assert "h.*.attention" in said
+    assert text.count('class="spot"') == 2
 
 
 def test_what_the_script_reads_is_what_the_oracle_says(plan: Plan) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rematch.graph.generators import gpt
-from tests.report.test_page import plan_of
+from tests.report.test_page import plan_of, points
 
 CHROMIUM, DRIVER = (os.environ.get(name) or shutil.which(program) for name, program in (
     ("CHROMIUM", "chromium"), ("CHROMEDRIVER", "chromedriver")
@@ -33,7 +33,8 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
     page = tmp_path_factory.mktemp("page") / "plan.html"
-    plan_of(gpt(layers=6)).report(page, trade_off=[(2**30, 3.0, 2.5), (2**33, 1.0, 1.0)])
+    plan = plan_of(gpt(layers=6))
+    plan.report(page, trade_off=points(plan))
     driver.get(page.as_uri())
     yield driver
     driver.quit()
