@@ -50,8 +50,8 @@ class Route:
         return self.plan is not None and self.plan.engine == REPLAY
 
     @property
-    def keeps_everything(self) -> bool:
-        return self.plain or (self.plan is not None and not self.plan.recomputed)
+    def runs_plainly(self) -> bool:
+        return self.plain or (self.plan is not None and self.tape is None)
 
 
 def describe(leaf: Any) -> Any:

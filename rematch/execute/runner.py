@@ -302,7 +302,8 @@ class Runner:
                 f"{recorded.graph.name}: this call does not fit the budget; it runs with the least memory that was "
                 f"found, {format_bytes(peak_bytes)}. {str(infeasible).splitlines()[0]}"
             )
-        return Route(plan, recorded.step, tape_plan(recorded, plan.schedule) if plan.recomputed else None)
+        followed = plan.recomputed or recorded.recording.reads  # the data may decide for a longer path next time
+        return Route(plan, recorded.step, tape_plan(recorded, plan.schedule) if followed else None)
 
     def _warn_of_excess(self, message: str) -> None:
         """Once; the log has them all."""
@@ -375,7 +376,7 @@ class Runner:
             except Retraced:  # a guard failed: what forward reads has changed
                 route = self._after_retrace(key, route, args, kwargs)
                 return self._follow(key, route, args, kwargs)
-        if route.keeps_everything:
+        if route.runs_plainly:
             outputs = self.plain(*args, **kwargs)
         else:
             parted = weakref.WeakMethod(self._parted)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import rematch
+from rematch.capture.memory import PeakMemory
 from rematch.errors import CaptureError
 from rematch.execute import runner
 from rematch.execute.replay.engine import Replay
@@ -150,6 +151,40 @@ def test_a_module_that_never_takes_its_path_again_is_followed_without_plans(
         assert all(torch.equal(p.grad, q.grad) for p, q in pairs)
     assert ways[-1] == "tape without a plan"
     assert len(said) == 1 and "takes other paths than its plans" in said[0]
+
+
+class Pondering(Net):
+    """As many turns as the data says."""
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        for _ in range(int(x[0, 0].item())):
+            x = self.blocks[0](x).sin()
+        return super().forward(x, scale)
+
+
+def _asking_for(turns: int) -> torch.Tensor:
+    asking = batch()
+    asking[0, 0] = turns
+    return asking
+
+
+def test_where_the_data_decides_a_plan_that_keeps_everything_is_watched_too(ways: list[str]) -> None:
+    plain = Pondering()
+    short, long = (_peak_bytes(plain, _asking_for(turns)) for turns in (0, 24))
+    wrapped = rematch.remat(copy.deepcopy(plain), _asking_for(0), engine="tape", budget=short * 2, time_limit=1.0)
+    assert not rematch.plans_of(wrapped)[0].recomputed
+    peaks = [_peak_bytes(wrapped, _asking_for(24)) for _ in range(3)]
+    assert set(ways) == {"tape"}
+    assert peaks[-1] <= short * 2 < long
+
+
+def _peak_bytes(module: nn.Module, sample: torch.Tensor) -> int:
+    """The peak of a training step, with what is there before it."""
+    module.zero_grad()
+    before = sample.nbytes + sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
+    with PeakMemory(torch.device("cpu")) as used:
+        mean_square(module(sample)).backward()
+    return before + used.peak_bytes
 
 
 # What replay reads

@@ -36,7 +36,7 @@ class Operator:
     atomics_on_cuda: bool  # whether two runs there may differ in the last bit
     of_torch: bool  # custom operators have their writes counted before they run, others afterwards
     writes: bool  # whether it changes arguments, by its schema or not
-    passes_through: bool  # computes nothing, so that plans do not count it: views, `detach`, marks for profilers
+    passes_through: bool  # makes no memory, so that plans do not count it: views, reads of values, marks for profilers
     places: tuple[int, ...]  # of arguments that may be or contain tensors
     written: int | None  # the place of the one argument that it changes, if that is positional,
     written_name: str | None  # or its name
@@ -102,7 +102,9 @@ def _describe(call: OpOverload) -> Operator:
         atomics_on_cuda=adds_with_atomics(call),
         of_torch=is_of_torch(call),
         writes=bool(written) or statistics is not None,
-        passes_through=is_view or call in PASS_THROUGH or call.namespace == "profiler",
+        passes_through=(
+            is_view or call in PASS_THROUGH or call.namespace == "profiler" or not (makes_tensors or written)
+        ),
         places=tuple(place for place in places if not arguments[place].kwarg_only),
         written=written[0] if single and not keyword else None,
         written_name=arguments[written[0]].name if keyword else None,

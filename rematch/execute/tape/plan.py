@@ -39,8 +39,8 @@ class UnpackEvent:
 class TapePlan:
     """What a tape does along one known path of forward.
 
-    `calls` are the operators as a dispatch mode sees them, without those that compute nothing: an eager tensor and a
-    recorded one differ in when they make views anew. The tape notes those in `noted`, so that they can run again, and
+    `calls` are the operators as a dispatch mode sees them, without views and reads of values: an eager tensor and a
+    recorded one differ in when they come. The tape notes those in `noted`, so that they can run again, and
     keeps no content in `dropped` for backward. A content can be dropped if its call is noted and, where it was written
     in place, the calls that made what was there before.
 
