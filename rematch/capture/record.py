@@ -53,6 +53,7 @@ def record(
         stack.enter_context(stood_in_for(module, {identity: made for identity, (made, _) in stand_ins.items()}))
         given_args, given_kwargs = _inputs(recorder, args, kwargs)
         stack.enter_context(_paths_noted(module, recorder))
+        states = stack.enter_context(_generator_states())
         stack.enter_context(AsEager())
         stack.enter_context(recorder)
         hooks = torch.autograd.graph.saved_tensors_hooks(recorder.pack, recorder.unpack)
@@ -60,6 +61,7 @@ def record(
             outputs = forward(*given_args, **given_kwargs)
             del given_args, given_kwargs
             forward_until = len(recorder.calls)
+            kept_states = len(states)
             recorder.phase = Phase.LOSS
             recorder.path.clear()
             leaves = [leaf for leaf in tensors_in(outputs) if isinstance(leaf, Recorded)]
@@ -88,6 +90,7 @@ def record(
             gradients=gradients,
             reads=recorder.reads,
             has_loss=loss is not None,
+            unseen_bytes=_bytes_at_once(states, kept_states),
         )
         del roots, tangents, kept
     return recording
@@ -113,6 +116,29 @@ def _backward(roots: list[torch.Tensor], tangents: list[torch.Tensor] | None) ->
     torch.clear_autocast_cache()
     with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
         torch.autograd.backward(roots, tangents)
+
+
+@contextmanager
+def _generator_states() -> Iterator[list[int]]:
+    """The sizes of states that are taken of the CPU's generator inside, in turn: checkpoints keep them for backward."""
+    sizes: list[int] = []
+    take = torch.get_rng_state
+
+    def taken() -> torch.Tensor:
+        state = take()
+        sizes.append(state.nbytes)
+        return state
+
+    torch.get_rng_state = torch.random.get_rng_state = taken
+    try:
+        yield sizes
+    finally:
+        torch.get_rng_state = torch.random.get_rng_state = take
+
+
+def _bytes_at_once(sizes: list[int], kept: int) -> int:
+    """Those that forward took are held until backward, which takes its own one after the other."""
+    return sum(sizes[:kept]) + max(sizes[kept:], default=0)
 
 
 def _roots(outputs: Any, differentiable: list[Recorded], loss: Loss | None) -> list[torch.Tensor]:

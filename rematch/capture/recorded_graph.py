@@ -44,6 +44,7 @@ class StepGraph:
     root_bytes: int  # of what backward starts from: if the user's loss is not recorded, what that reads
     roots: int
     has_loss: bool
+    unseen_bytes: int = 0  # of what torch allocates where no dispatcher sees it
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,8 @@ class RecordedGraph:
         """The graph without the recording."""
         roots = [self.recording.storages[storage] for storage in self.recording.roots]
         root_bytes = sum(allocated_bytes(storage.size_bytes, storage.device) for storage in roots)
-        return StepGraph(self.graph, self.device, root_bytes, len(roots), self.recording.has_loss)
+        recording = self.recording
+        return StepGraph(self.graph, self.device, root_bytes, len(roots), recording.has_loss, recording.unseen_bytes)
 
 
 @dataclass
@@ -231,7 +233,7 @@ class _Assembly:
                     maker.once = True  # Python holds it while backward runs
                 self._hold_until(storage, until)
                 if since >= loss_at:
-                    self._hold_until(storage, self._after_next_operator(since))
+                    self._hold_throughout(storage, self._after_next_operator(since), until)
             for saved in info.saved:
                 kept = saved.phase is not Phase.FORWARD or maker.once or saved.at > forward_until
                 kept |= any(time < loss_at for time, _ in saved.unpacked)  # by a derivative that forward takes
@@ -260,6 +262,12 @@ class _Assembly:
             draft.inputs[storage] = None
         else:
             self.releases[index][storage] = None
+
+    def _hold_throughout(self, storage: int, first: int, until: int) -> None:
+        """Once backward has asked for the storage and holds it, it cannot be freed and brought back in between."""
+        self._hold_until(storage, first)
+        for index in range(bisect_left(self.starts, first), bisect_left(self.starts, until)):
+            self._hold_until(storage, self.starts[index] + 1)
 
     # The graph
 

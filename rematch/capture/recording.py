@@ -106,4 +106,5 @@ class Recording:
     gradients: dict[str, int]  # by parameter: the storage that `.grad` has at the end
     reads: int  # how many values Python read
     has_loss: bool  # whether the user's own loss is part of it
+    unseen_bytes: int = 0  # at most, of what torch allocates where no dispatcher sees it
     notes: tuple[str, ...] = ()

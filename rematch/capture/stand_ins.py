@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import sys
 from collections.abc import Iterator
@@ -21,14 +22,15 @@ _CONTAINERS = (list, dict, set)
 def stood_in_for(module: nn.Module, stand_ins: dict[int, torch.Tensor]) -> Iterator[None]:
     """Inside, tensors of `module` are replaced by the stand-ins for their identities; afterwards all is as before.
 
-    Attributes that the module's Python sets or changes meanwhile are put back: counters, caches, lists of its modules.
+    Attributes that the module's Python sets or changes meanwhile are put back: counters, caches, hooks, lists of its
+    modules.
     """
     kept = [(part, dict(part.__dict__)) for part in module.modules()]
     contents = {
-        id(value): (value, _copy_of(value))
+        id(value): (value, copy.copy(value))
         for _, attributes in kept
         for value in attributes.values()
-        if type(value) in _CONTAINERS
+        if isinstance(value, _CONTAINERS)
     }
     try:
         for part, attributes in kept:
@@ -54,12 +56,8 @@ def _replaced(value: Any, stand_ins: dict[int, torch.Tensor]) -> Any:
     return value
 
 
-def _copy_of(value: Any) -> Any:
-    return type(value)(value)
-
-
 def _restore(value: Any, content: Any) -> None:
-    if type(value) is list:
+    if isinstance(value, list):
         value[:] = content
     else:
         value.clear()

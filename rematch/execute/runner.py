@@ -194,7 +194,7 @@ class Runner:
             step.graph,
             loss_workspace_bytes=workspace_bytes,
             loss_retained_bytes=retained_bytes,
-            allocated_bytes=outside_bytes,
+            allocated_bytes=outside_bytes + step.unseen_bytes,
         )
 
     # Routes

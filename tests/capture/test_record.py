@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -12,6 +13,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 import rematch
 from rematch.capture.aten import PASS_THROUGH
@@ -22,6 +24,7 @@ from rematch.capture.recorded_graph import recorded_graph
 from rematch.capture.recorder import CannotRecord
 from rematch.capture.recording import Recording
 from rematch.graph import baseline, simulate
+from tests.captures import recording_of
 
 Kernel = tuple[str, list[tuple[tuple[int, ...], tuple[int, ...]]]]
 
@@ -207,3 +210,43 @@ def test_what_forward_differentiates_by_is_not_run_again() -> None:
     tanhs = [op for op in made.graph.ops if op.name.startswith("tanh_") and "backward" not in op.name]
     again = [not op.once for op in tanhs]
     assert len(again) == 4 and again[0] and not any(again[2:]), "those of the score, which is differentiated by"
+
+
+class HooksItself(nn.Module):
+    """Registers a hook in its first forward, as transformers does to collect hidden states."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(12, 12)
+        self.seen: OrderedDict[str, int] = OrderedDict()
+        self.hooked = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.hooked:
+            self.hooked = True
+            self.seen["calls"] = 0
+            self.inner.register_forward_hook(self._doubled)
+        return self.inner(x)
+
+    def _doubled(self, _: Any, __: Any, output: torch.Tensor) -> torch.Tensor:
+        self.seen["calls"] += 1
+        return 2 * output
+
+
+def test_hooks_that_forward_registers_are_gone_after_recording() -> None:
+    module = HooksItself()
+    recording_of(module, torch.randn(4, 12))
+    assert not module.hooked and not module.seen and not module.inner._forward_hooks
+
+
+def test_states_of_generators_that_forward_takes_are_counted() -> None:
+    """Reentrant checkpoints keep one each; they are made where no dispatcher sees them."""
+
+    class Checkpointed(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self:
+                x = checkpoint(layer, x, use_reentrant=True)
+            return x
+
+    recording = recording_of(Checkpointed(nn.Linear(12, 12), nn.Linear(12, 12)), torch.randn(4, 12, requires_grad=True))
+    assert recording.unseen_bytes == 3 * torch.get_rng_state().nbytes, "two that are kept, one while backward forks"

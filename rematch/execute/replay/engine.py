@@ -36,6 +36,7 @@ from rematch.capture.joint.tracing import (
     inputs_of_joint,
 )
 from rematch.capture.memory import PeakMemory, allocated_bytes
+from rematch.capture.stand_ins import stood_in_for
 from rematch.errors import CaptureError, RematchError
 from rematch.execute.loss_meter import LossMeter, give_up_measuring
 from rematch.execute.own_code import own_code
@@ -127,7 +128,7 @@ class Replay:
             return lambda *_: made
 
         with (
-            _unchanged(self.module),
+            stood_in_for(self.module, {}),
             _refused_in_words(),
             _explained(),
             _tracing(),
@@ -356,21 +357,6 @@ def _loss_step(loss: Callable[[Any], torch.Tensor], outputs: Any) -> torch.Tenso
         )
     value.backward()
     return value
-
-
-@contextmanager
-def _unchanged(module: nn.Module) -> Iterator[None]:
-    """Attributes that a forward sets are put back: nothing was computed that they could hold."""
-    before = [(part, dict(part.__dict__)) for part in module.modules()]
-    buffers = [(part, dict(part._buffers)) for part in module.modules()]
-    try:
-        yield
-    finally:
-        for part, attributes in before:
-            part.__dict__.clear()
-            part.__dict__.update(attributes)
-        for part, kept in buffers:
-            part._buffers.update(kept)
 
 
 @contextmanager
