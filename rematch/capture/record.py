@@ -44,7 +44,16 @@ def record(
     `accumulate` that gradients are there already, to be added to, even if they are not now.
     `CannotRecord` is raised where forward needs data; errors of the user's own code pass through.
     """
-    recorder = Recorder(profile)
+    states: list[int] = []
+
+    def profile_unseen(call: Call) -> Profile:
+        """Measuring takes states of generators too, which are none of the step's."""
+        taken = len(states)
+        found = profile(call)
+        del states[taken:]
+        return found
+
+    recorder = Recorder(profile_unseen)
     with ExitStack() as stack:
         stack.enter_context(_refusals_told_apart())
         stack.enter_context(torch.enable_grad())
@@ -53,7 +62,7 @@ def record(
         stack.enter_context(stood_in_for(module, {identity: made for identity, (made, _) in stand_ins.items()}))
         given_args, given_kwargs = _inputs(recorder, args, kwargs)
         stack.enter_context(_paths_noted(module, recorder))
-        states = stack.enter_context(_generator_states())
+        stack.enter_context(_states_noted(states))
         stack.enter_context(AsEager())
         stack.enter_context(recorder)
         hooks = torch.autograd.graph.saved_tensors_hooks(recorder.pack, recorder.unpack)
@@ -119,9 +128,8 @@ def _backward(roots: list[torch.Tensor], tangents: list[torch.Tensor] | None) ->
 
 
 @contextmanager
-def _generator_states() -> Iterator[list[int]]:
-    """The sizes of states that are taken of the CPU's generator inside, in turn: checkpoints keep them for backward."""
-    sizes: list[int] = []
+def _states_noted(sizes: list[int]) -> Iterator[None]:
+    """`sizes` gets those of states that are taken of the CPU's generator inside: checkpoints keep them for backward."""
     take = torch.get_rng_state
 
     def taken() -> torch.Tensor:
@@ -131,7 +139,7 @@ def _generator_states() -> Iterator[list[int]]:
 
     torch.get_rng_state = torch.random.get_rng_state = taken
     try:
-        yield sizes
+        yield
     finally:
         torch.get_rng_state = torch.random.get_rng_state = take
 
