@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from os import PathLike
@@ -25,7 +25,7 @@ from rematch.graph import Graph
 from rematch.planning.budget import parse_budget
 from rematch.planning.plan import Plan
 from rematch.planning.planner import Planner
-from rematch.planning.settings import AUTO, COMPILED, ENGINES, Settings
+from rematch.planning.settings import AUTO, COMPILED, ENGINES, TAPE, Settings
 from rematch.solvers.base import DEFAULT_SOLVER, DEFAULT_TIME_LIMIT, Solver, make_solver
 
 M = TypeVar("M", bound=nn.Module)
@@ -47,6 +47,8 @@ def remat(
     accumulate: bool = False,
     in_place: bool = False,
     share: bool = True,
+    keep: Sequence[str] = (),
+    recompute: Sequence[str] = (),
     cache: bool = True,
     progress: bool | None = None,
     **options: Any,
@@ -71,11 +73,13 @@ def remat(
     in_place: change and return `model` itself, for code that holds on to it already.
     share: with a sample and in a process group, rank 0 plans and the other ranks take its plan; all of them must then
         call `remat` equally often. Turn it off where ranks have different modules, as in a pipeline.
+    keep, recompute: patterns of submodules ("layers.*.attn") or operators ("gelu*") whose results are always kept for
+        backward or always recomputed, whatever that costs.
     cache: use the plan of an earlier start of the same training, if there is one, and keep this one for later starts.
     progress: show what takes long; None does so on a terminal and in a notebook.
     """
     settings = make_settings(budget, solver, time_limit, reserve, progress, options, engine=engine)
-    settings = replace(settings, accumulate=accumulate, cache=cache)
+    settings = _with_pins(replace(settings, accumulate=accumulate, cache=cache), keep, recompute)
     return _wrap(model, sample, settings, loss=loss, optimizer=optimizer, in_place=in_place, share=share)
 
 
@@ -92,6 +96,8 @@ def plan(
     time_limit: float = DEFAULT_TIME_LIMIT,
     reserve: str | int = 0,
     accumulate: bool = False,
+    keep: Sequence[str] = (),
+    recompute: Sequence[str] = (),
     cache: bool = True,
     progress: bool | None = None,
     **options: Any,
@@ -101,7 +107,7 @@ def plan(
     device: the name of a device that is not here ("h100"), to plan for it by its figures.
     """
     settings = make_settings(budget, solver, time_limit, reserve, progress, options, device, engine)
-    settings = replace(settings, accumulate=accumulate, cache=cache)
+    settings = _with_pins(replace(settings, accumulate=accumulate, cache=cache), keep, recompute)
     runner = runner_of(_wrap(model, _required_sample(sample), settings, loss=loss, optimizer=optimizer))
     assert runner is not None
     if not runner.planner.plans:
@@ -202,6 +208,18 @@ def make_settings(
         progress=progress,
         engine=engine,
     )
+
+
+def _with_pins(settings: Settings, keep: Sequence[str], recompute: Sequence[str]) -> Settings:
+    for what, patterns in (("keep", keep), ("recompute", recompute)):
+        if isinstance(patterns, str) or not all(isinstance(pattern, str) for pattern in patterns):
+            raise RematchError(f"{what}= takes a list of patterns, such as {what}=['layers.*.mlp'], not {patterns!r}")
+    pinned = replace(settings, keep=tuple(keep), recompute=tuple(recompute))
+    if pinned.pins and settings.engine not in (AUTO, TAPE):
+        raise RematchError(
+            f"keep= and recompute= need engine='tape', which runs what they name, not {settings.engine!r}"
+        )
+    return pinned
 
 
 def _twin(model: M) -> M:

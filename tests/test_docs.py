@@ -79,7 +79,7 @@ def test_looking_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for block in python_blocks(DOCS / "planning.md"):
         exec(block, scope)
     assert {path.name for path in tmp_path.iterdir()} == {"memory.svg", "curve.svg"}
-    assert scope["plan"].figures.peak_bytes <= scope["smallest"].budget_bytes
+    assert {entry.name.partition("_")[0] for entry in scope["plan"].recomputed} >= {"gelu"}
     assert scope["largest"].batch > scope["largest"].without_recomputation
 
 

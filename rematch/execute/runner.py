@@ -323,6 +323,8 @@ class Runner:
             return TAPE, ()
         if key in self._unreplayable:
             return TAPE, ("engine: tape, because what forward reads changes from call to call",)
+        if asked == AUTO and self.planner.settings.pins:
+            return TAPE, ("engine: tape, because pins name what eager runs",)
         if asked == AUTO:
             peak_bytes = simulate(graph, baseline(graph)).peak_bytes
             if peak_bytes <= self.planner.budget_bytes(graph, recorded.device):

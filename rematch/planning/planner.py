@@ -21,10 +21,11 @@ from rematch.errors import BudgetInfeasible
 from rematch.graph import Graph, Schedule, baseline, simulate
 from rematch.graph.model import ALREADY_ALLOCATED
 from rematch.planning.budget import describe_largest_need, parse_budget
+from rematch.planning.pins import pin
 from rematch.planning.plan import Plan
 from rematch.planning.settings import Settings
 from rematch.report.progress import solving_progress
-from rematch.solvers.base import Deadline, Problem, Solution, Solver, Status, solve
+from rematch.solvers.base import Deadline, Problem, Solution, Solver, Status, solve, verify
 from rematch.units import format_bytes
 
 if TYPE_CHECKING:
@@ -61,7 +62,9 @@ class Planner:
         self, graph: Graph, device: torch.device, *, engine: str, notes: tuple[str, ...] = ()
     ) -> Plan:
         """The plan with the smallest peak that can be found, over the budget as it may be."""
-        schedule, peak_bytes = tightest(graph, 0)
+        pinned = pin(graph, self.settings.keep, self.settings.recompute)
+        schedule, peak_bytes = tightest(pinned.graph, 0)
+        schedule = pinned.schedule_of(schedule)
         problem = Problem(graph, max(peak_bytes, self.budget_bytes(graph, device)))
         found = Solution(schedule, Status.FEASIBLE, "the search for small budgets")
         return self.remember(Plan.from_solution(problem, found, notes, engine))
@@ -85,7 +88,8 @@ class Planner:
                 return known if known.graph is not None else known.drawn_from(problem.graph)
         everything = baseline(problem.graph)
         asks = isinstance(self.settings.solver, Solver)  # a solver object of the user's own is always asked
-        if not asks and simulate(problem.graph, everything).peak_bytes <= problem.budget_bytes:
+        free = not asks and not self.settings.recompute
+        if free and simulate(problem.graph, everything).peak_bytes <= problem.budget_bytes:
             bound = problem.graph.baseline_seconds
             kept = Solution(everything, Status.OPTIMAL, "everything kept", lower_bound_seconds=bound)
             return Plan.from_solution(problem, kept, notes, engine)
@@ -99,13 +103,18 @@ class Planner:
         from rematch.solvers.minimum import surely_needed_bytes
 
         s = self.settings
-        if surely_needed_bytes(problem.graph) > problem.budget_bytes:  # say at once what no search can find
-            raise self._infeasible(problem, device, tightest(problem.graph, 0)[1], proved=True)
+        pinned = pin(problem.graph, s.keep, s.recompute)
+        inside = Problem(pinned.graph, problem.budget_bytes)
+        if surely_needed_bytes(inside.graph) > inside.budget_bytes:  # say at once what no search can find
+            raise self._infeasible(inside, device, tightest(inside.graph, 0)[1], proved=True)
         with solving_progress(problem.graph.baseline_seconds, s.progress) as on_progress:
-            found = solve(problem, s.solver, time_limit=s.time_limit, on_progress=on_progress, **s.options)
+            found = solve(inside, s.solver, time_limit=s.time_limit, on_progress=on_progress, **s.options)
         if found.schedule is None:
-            found = self._last_resort(problem, device, found)
-        return Plan.from_solution(problem, found, notes, engine)
+            found = self._last_resort(inside, device, found)
+        assert found.schedule is not None
+        found = replace(found, schedule=pinned.schedule_of(found.schedule))
+        verify(problem, found)
+        return Plan.from_solution(problem, found, (*notes, *s.pins), engine)
 
     def _last_resort(self, problem: Problem, device: torch.device, failed: Solution) -> Solution:
         """Where a solver found nothing, the search for the smallest budget may have; else it has one to name."""
@@ -149,7 +158,8 @@ class Planner:
             f"the smallest that was found to work is {works_bytes} bytes ({format_bytes(works_bytes)}).\n"
             f"  {describe_largest_need(problem.graph)}\n"
             f"  Try budget={works_bytes}, a smaller batch, or a shorter sequence or lower resolution"
-            + ("" if proved else ", or a longer time_limit"),
+            + ("" if proved else ", or a longer time_limit")
+            + (f"\n  The pins count in this: {'; '.join(self.settings.pins)}" if self.settings.pins else ""),
             feasible_from_bytes=works_bytes,
         )
 

@@ -31,3 +31,11 @@ class Settings:
     progress: bool | None = None
     engine: str = AUTO
     cache: bool = True  # whether plans of earlier starts are used, and this one kept for later ones
+    keep: tuple[str, ...] = ()  # patterns of submodules and operators that are never recomputed
+    recompute: tuple[str, ...] = ()  # and of those that always are
+
+    @property
+    def pins(self) -> tuple[str, ...]:
+        """The patterns in words."""
+        named = {"keep": self.keep, "recompute": self.recompute}
+        return tuple(f"{what}: {', '.join(patterns)}" for what, patterns in named.items() if patterns)
