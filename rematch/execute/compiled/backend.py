@@ -187,7 +187,7 @@ class CompiledGraph:
         if self.device.type == "cuda" and self._calls == 1:
             return  # kernels were tuned, which takes memory
         if meter.held_bytes:
-            self._settle()
+            self._settle(measured=True)
         else:
             self._judge(meter)
 
@@ -197,17 +197,18 @@ class CompiledGraph:
         assert planner.decision is not None and asked_bytes is not None and meter.peak_bytes is not None
         between_bytes = max(meter.between_bytes, self._between_bytes)
         peak_bytes = max(meter.peak_bytes, meter.at_loss_bytes + self._between_bytes)
-        around = planner.corrected(peak_bytes, between_bytes, int(_MARGIN * asked_bytes))
+        margin_bytes = int(_MARGIN * asked_bytes)
+        if self.compilations > 1:  # a tighter plan turned out to exceed its prediction by more: the next one may too
+            margin_bytes += max(0, peak_bytes - asked_bytes)
+        around = planner.corrected(peak_bytes, between_bytes, margin_bytes)
         if peak_bytes <= asked_bytes:
-            self._fitting = planner.around
             wasted = asked_bytes - peak_bytes > _SLACK * asked_bytes
             if planner.decision.by_torch or not wasted or self.compilations > 1:
-                self._settle()
+                self._settle(measured=True)
                 return
-        elif self._fitting is not None:
-            around = self._fitting
+            self._fitting = planner.around
         elif self.compilations >= _MOST_COMPILATIONS:
-            self._settle()
+            self._settle(measured=True)
             warnings.warn(
                 f"a step through torch.compile takes {format_bytes(peak_bytes)}, more than the budget of "
                 f"{format_bytes(asked_bytes)}: after {self.compilations} compilations, inductor's order of kernels "
@@ -215,12 +216,14 @@ class CompiledGraph:
                 stacklevel=2,
             )
             return
+        elif self._fitting is not None:
+            around = self._fitting
         planner.around = around
         self._again = True
 
-    def _settle(self) -> None:
-        """Compile no more: what is needed for that is let go."""
-        if self._notebook is not None and self.planner.decision is not None:
+    def _settle(self, *, measured: bool = False) -> None:
+        """Compile no more: what is needed for that is let go. What was `measured` is noted for other processes."""
+        if measured and self._notebook is not None:
             self._notebook.settle(self.planner.around)
         self._module = None
         self._example_inputs = []
