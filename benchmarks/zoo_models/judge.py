@@ -176,8 +176,7 @@ def _planned(entry: Entry, time_limit: float, found: dict[str, Any]) -> tuple[Ex
 
 def _asked_bytes(module: nn.Module, budget: str | int, plain_peak_bytes: int) -> int:
     """The budget as the user gave it: plans keep a little of it back. Without a plan, of plain training's peak."""
-    plans = rematch.plans_of(module)
-    return parse_budget(budget, plans[0].figures.baseline_peak_bytes if plans else plain_peak_bytes)
+    return parse_budget(budget, module.forward.planner.whole_bytes or plain_peak_bytes)  # type: ignore[union-attr]
 
 
 def _plan_figures(module: nn.Module) -> dict[str, Any]:
