@@ -37,6 +37,7 @@ def test_finetuning_gpt2(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     run_example("finetune_gpt2.py", monkeypatch, "--steps", "2", "--length", "32")
     assert "operators recomputed" in capsys.readouterr().out
     assert Path("finetuned/model.safetensors").exists()
+    assert "Memory over time" in Path("finetuned/plan.html").read_text()
 
 
 def test_llama_with_adapters(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
