@@ -332,11 +332,12 @@ def _rows_apart(shape: tuple[int, ...], stride: tuple[int, ...]) -> tuple[int, .
     """Strides with gaps wherever `stride` has them, as small as can be; None if it has no gaps or overlaps itself."""
     dims = sorted((dim for dim in range(len(shape)) if shape[dim] > 1), key=lambda dim: stride[dim])
     found = [1] * len(shape)
-    dense_before = dense_now = 1
+    dense_before = dense_now = spanned = 1
     gaps = False
     for dim in dims:
-        if stride[dim] < dense_before:
+        if stride[dim] < spanned:
             return None
+        spanned += (shape[dim] - 1) * stride[dim]
         gap = stride[dim] != dense_before
         gaps |= gap
         found[dim] = dense_now + gap

@@ -30,9 +30,11 @@ from rematch.capture.aten import (
     without_running_statistics,
 )
 from rematch.capture.memory import allocated_bytes, random_state_bytes
-from rematch.capture.recording import RecordedCall, Recording, TensorRef
+from rematch.capture.recording import RecordedCall, Recording, SavedTensor, TensorRef
 from rematch.graph import Graph, Op, Phase, Value
 from rematch.graph.model import ALREADY_ALLOCATED, LOSS_VALUE
+
+_OPERATORS_OF_A_NODE = 6  # of autograd, at most, for those that are looked after: a product's two, and their sums
 
 
 @dataclass(frozen=True)
@@ -242,6 +244,15 @@ class _Assembly:
                 elif kept and saved.released is not None:
                     maker.once = True
                     self._hold_until(storage, saved.released)
+                elif saved.released is not None and self._released_by_its_node(saved):
+                    self._hold_until(storage, saved.released)
+
+    def _released_by_its_node(self, saved: SavedTensor) -> bool:
+        """Whether autograd lets go of it right after its last use: a node first sums its results to their shapes."""
+        last_use = max((time for time, _ in saved.unpacked), default=0)
+        assert saved.released is not None
+        operators = bisect_left(self.starts, saved.released) - bisect_left(self.starts, last_use)
+        return operators <= _OPERATORS_OF_A_NODE
 
     def _after_next_operator(self, time: int) -> int:
         """What backward asked for before `time` may be computed then, so what is held longer is there as well."""
