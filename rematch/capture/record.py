@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -63,6 +64,7 @@ def record(
         given_args, given_kwargs = _inputs(recorder, args, kwargs)
         stack.enter_context(_paths_noted(module, recorder))
         stack.enter_context(_states_noted(states))
+        asked = stack.enter_context(_compiler_asked_for())
         stack.enter_context(AsEager())
         stack.enter_context(recorder)
         hooks = torch.autograd.graph.saved_tensors_hooks(recorder.pack, recorder.unpack)
@@ -100,6 +102,7 @@ def record(
             reads=recorder.reads,
             has_loss=loss is not None,
             unseen_bytes=_bytes_at_once(states, kept_states),
+            asks_for_compiler=bool(asked),
         )
         del roots, tangents, kept
     return recording
@@ -142,6 +145,27 @@ def _states_noted(sizes: list[int]) -> Iterator[None]:
         yield
     finally:
         torch.get_rng_state = torch.random.get_rng_state = take
+
+
+@contextmanager
+def _compiler_asked_for() -> Iterator[list[str]]:
+    """The names of modules, torch's own and ours aside, that ask inside whether torch.compile traces them."""
+    asked: list[str] = []
+    answer = torch.compiler.is_compiling
+
+    def is_compiling() -> bool:
+        frame = inspect.currentframe()
+        caller = None if frame is None else frame.f_back
+        asker = "" if caller is None else str(caller.f_globals.get("__name__"))
+        if asker.partition(".")[0] not in ("torch", "rematch"):
+            asked.append(asker)
+        return answer()
+
+    torch.compiler.is_compiling = is_compiling
+    try:
+        yield asked
+    finally:
+        torch.compiler.is_compiling = answer
 
 
 def _bytes_at_once(sizes: list[int], kept: int) -> int:

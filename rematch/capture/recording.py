@@ -107,4 +107,5 @@ class Recording:
     reads: int  # how many values Python read
     has_loss: bool  # whether the user's own loss is part of it
     unseen_bytes: int = 0  # at most, of what torch allocates where no dispatcher sees it
+    asks_for_compiler: bool = False  # whether forward asks if torch.compile traces it
     notes: tuple[str, ...] = ()

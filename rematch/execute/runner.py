@@ -63,7 +63,7 @@ _HOST_SHARE = 0.05  # of a step that the tape may cost before replay is tried
 
 
 _NO_MATTER = ("cache", "progress")  # settings that plans do not depend on
-_NOT_DATA = ("_routes", "_replays", "_unreplayable", "_watch", "_lock", "plan_cache")
+_NOT_DATA = ("_routes", "_replays", "_unreplayable", "_replay_refused", "_watch", "_lock", "plan_cache")
 
 
 class Runner:
@@ -83,6 +83,7 @@ class Runner:
     def _reset(self) -> None:
         self._routes: dict[Kind, Route] = {}
         self._replays: dict[int, Replay] = {}  # by how many gradients are there already: these take memory of the plan
+        self._replay_refused: str | None = None  # once, for whatever shape; a trace is dear
         self._unreplayable: set[Kind] = set()  # kinds of calls that are traced anew too often
         self._watch: StepWatch | None = None
         self.plan_cache = PlanCache.of(self.planner.settings)
@@ -336,6 +337,12 @@ class Runner:
                 return TAPE, ("engine: tape, because gradients leave it one by one, as data parallel training needs",)
             if self.loss is None:
                 return TAPE, ("engine: tape, because replay takes gradients as the loss gives them; see loss=",)
+            if recorded.recording.asks_for_compiler:
+                return TAPE, (
+                    "engine: tape, because forward asks whether torch.compile traces it, and may act on that",
+                )
+            if self._replay_refused is not None:
+                return TAPE, (self._replay_refused,)
         return self._try_replay(key, recorded, args, kwargs, chosen=asked == REPLAY)
 
     def _try_replay(
@@ -351,7 +358,8 @@ class Runner:
         except CaptureError as refused:
             if chosen:
                 raise
-            return TAPE, (f"engine: tape, because replay refused: {str(refused).splitlines()[0]}",)
+            self._replay_refused = f"engine: tape, because replay refused: {str(refused).splitlines()[0]}"
+            return TAPE, (self._replay_refused,)
         except BudgetInfeasible:
             if chosen:
                 raise

@@ -15,7 +15,7 @@ from rematch.capture.memory import PeakMemory
 from rematch.errors import CaptureError
 from rematch.execute import runner
 from rematch.execute.replay.engine import Replay
-from tests.modules import Net, batch, mean_square
+from tests.modules import BATCH, Net, batch, mean_square
 from tests.training import assert_same_steps, step_of, train
 
 REMAT: dict[str, Any] = {"budget": "70%", "time_limit": 1.0}
@@ -105,7 +105,24 @@ def test_a_trace_that_is_not_what_eager_runs_is_not_replayed(ways: list[str], mo
     alike(wrapped, plain)
     assert set(ways) == {"tape"}
     (note,) = [note for note in rematch.plans_of(wrapped)[0].notes if note.startswith("engine")]
-    assert "tape, because replay refused: what torch.compile traces is not what eager runs" in note
+    assert "tape, because forward asks whether torch.compile traces it" in note
+
+
+class Slyer(Net):
+    """Asks in a way that recording does not see."""
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        return super().forward(x.cos() if torch.compiler.is_dynamo_compiling() else x, scale)
+
+
+def test_replay_that_was_refused_once_is_not_tried_for_other_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "_TAPE_HOST_COST", 1e5)
+    wrapped = rematch.remat(Slyer(), batch(), loss=mean_square, **REMAT)
+    monkeypatch.setattr(Replay, "prepare", None)
+    wrapped(batch(BATCH - 8))
+    for plan in rematch.plans_of(wrapped):
+        (note,) = [note for note in plan.notes if note.startswith("engine")]
+        assert "tape, because replay refused: what torch.compile traces is not what eager runs" in note
 
 
 # Paths that part
