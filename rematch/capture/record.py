@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import inspect
+import types
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -154,9 +155,7 @@ def _compiler_asked_for() -> Iterator[list[str]]:
     answer = torch.compiler.is_compiling
 
     def is_compiling() -> bool:
-        frame = inspect.currentframe()
-        caller = None if frame is None else frame.f_back
-        asker = "" if caller is None else str(caller.f_globals.get("__name__"))
+        asker = _caller_of(inspect.currentframe())
         if asker.partition(".")[0] not in ("torch", "rematch"):
             asked.append(asker)
         return answer()
@@ -166,6 +165,12 @@ def _compiler_asked_for() -> Iterator[list[str]]:
         yield asked
     finally:
         torch.compiler.is_compiling = answer
+
+
+def _caller_of(frame: types.FrameType | None) -> str:
+    """The module whose code called that of `frame`. A frame that kept itself would keep its caller's tensors too."""
+    caller = None if frame is None else frame.f_back
+    return "" if caller is None else str(caller.f_globals.get("__name__"))
 
 
 def _bytes_at_once(sizes: list[int], kept: int) -> int:
