@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import rematch
-from benchmarks.zoo_models import ENTRIES, Entry
+from benchmarks.zoo_models import ENTRIES, Entry, judge as judging
 from benchmarks.zoo_models.base import Example, Family, mean_square
 from benchmarks.zoo_models.judge import (
     EAGER_REFUSES,
@@ -51,10 +51,11 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> Any:
     """`planned(wrap, whole_bytes)` makes `remat` return `wrap(module, budget)`, with a plan of that peak in eager."""
 
     def install(wrap: Any, whole_bytes: int = 10**9) -> None:
-        figures = SimpleNamespace(baseline_peak_bytes=whole_bytes, peak_bytes=1, overhead_pct=0.0)
+        figures = SimpleNamespace(peak_bytes=1, overhead_pct=0.0)
         plan = SimpleNamespace(figures=figures, graph_ops=1)
         monkeypatch.setattr(rematch, "remat", lambda module, sample, *, budget, **_: wrap(module, budget))
         monkeypatch.setattr(rematch, "plans_of", lambda module: (plan,))
+        monkeypatch.setattr(judging, "_whole_bytes", lambda module: whole_bytes)
 
     return install
 

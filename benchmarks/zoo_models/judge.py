@@ -176,7 +176,13 @@ def _planned(entry: Entry, time_limit: float, found: dict[str, Any]) -> tuple[Ex
 
 def _asked_bytes(module: nn.Module, budget: str | int, plain_peak_bytes: int) -> int:
     """The budget as the user gave it: plans keep a little of it back. Without a plan, of plain training's peak."""
-    return parse_budget(budget, module.forward.planner.whole_bytes or plain_peak_bytes)  # type: ignore[union-attr]
+    return parse_budget(budget, _whole_bytes(module) or plain_peak_bytes)
+
+
+def _whole_bytes(module: nn.Module) -> int | None:
+    """What a percentage is of: the peak of the first graph, as eager would run it."""
+    found: int | None = module.forward.planner.whole_bytes  # type: ignore[union-attr]
+    return found
 
 
 def _plan_figures(module: nn.Module) -> dict[str, Any]:

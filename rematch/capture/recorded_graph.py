@@ -235,7 +235,10 @@ class _Assembly:
                     maker.once = True  # Python holds it while backward runs
                 self._hold_until(storage, until)
                 if since >= loss_at:
-                    self._hold_throughout(storage, self._after_next_operator(since), until)
+                    asked = self._after_next_operator(since)
+                    self._hold_until(storage, asked)
+                    if maker.at < loss_at and not maker.once:
+                        self._hold_throughout(storage, asked, until)
             for saved in info.saved:
                 kept = saved.phase is not Phase.FORWARD or maker.once or saved.at > forward_until
                 kept |= any(time < loss_at for time, _ in saved.unpacked)  # by a derivative that forward takes
@@ -275,8 +278,7 @@ class _Assembly:
             self.releases[index][storage] = None
 
     def _hold_throughout(self, storage: int, first: int, until: int) -> None:
-        """Once backward has asked for the storage and holds it, it cannot be freed and brought back in between."""
-        self._hold_until(storage, first)
+        """What backward has asked for and holds cannot be freed and brought back in between."""
         for index in range(bisect_left(self.starts, first), bisect_left(self.starts, until)):
             self._hold_until(storage, self.starts[index] + 1)
 
