@@ -399,7 +399,11 @@ def start_waiting(graph_file: Path, *, stubborn: bool) -> subprocess.Popen[str]:
     plugin.write_text(PATIENT.format(name="patient", stubborn=stubborn))
     args = ("--budget", "100%", "--time-limit", "600", "--plugin", plugin, "--solver", "patient", "--json")
     process = subprocess.Popen(
-        [*COMMAND, "solve", graph_file, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*COMMAND, "solve", graph_file, *args],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # whoever runs the tests may ignore it
     )
     assert process.stderr is not None
     assert "best +0.00 %" in process.stderr.readline()

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 import types
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -47,6 +48,7 @@ def record(
     `CannotRecord` is raised where forward needs data; errors of the user's own code pass through.
     """
     states: list[int] = []
+    askers: list[str] = []
 
     def profile_unseen(call: Call) -> Profile:
         """Measuring takes states of generators too, which are none of the step's."""
@@ -64,8 +66,7 @@ def record(
         stack.enter_context(stood_in_for(module, {identity: made for identity, (made, _) in stand_ins.items()}))
         given_args, given_kwargs = _inputs(recorder, args, kwargs)
         stack.enter_context(_paths_noted(module, recorder))
-        stack.enter_context(_states_noted(states))
-        asked = stack.enter_context(_compiler_asked_for())
+        stack.enter_context(_questions_noted(states, askers))
         stack.enter_context(AsEager())
         stack.enter_context(recorder)
         hooks = torch.autograd.graph.saved_tensors_hooks(recorder.pack, recorder.unpack)
@@ -103,7 +104,7 @@ def record(
             reads=recorder.reads,
             has_loss=loss is not None,
             unseen_bytes=_bytes_at_once(states, kept_states),
-            asks_for_compiler=bool(asked),
+            asks_for_compiler=bool(askers),
         )
         del roots, tangents, kept
     return recording
@@ -131,40 +132,57 @@ def _backward(roots: list[torch.Tensor], tangents: list[torch.Tensor] | None) ->
         torch.autograd.backward(roots, tangents)
 
 
+class _Questions(threading.local):
+    """What a thread that records has asked of torch where no dispatcher sees it."""
+
+    states: list[int] | None = None  # sizes of states that it took of the CPU's generator: checkpoints keep them
+    askers: list[str] | None = None  # modules, torch's and ours aside, that asked whether torch.compile traces them
+
+
+_QUESTIONS = _Questions()
+_LOCK = threading.Lock()
+_recordings = 0  # at once, in all threads
+
+
 @contextmanager
-def _states_noted(sizes: list[int]) -> Iterator[None]:
-    """`sizes` gets those of states that are taken of the CPU's generator inside: checkpoints keep them for backward."""
-    take = torch.get_rng_state
-
-    def taken() -> torch.Tensor:
-        state = take()
-        sizes.append(state.nbytes)
-        return state
-
-    torch.get_rng_state = torch.random.get_rng_state = taken
+def _questions_noted(states: list[int], askers: list[str]) -> Iterator[None]:
+    """The lists get what this thread asks inside."""
+    before = _QUESTIONS.states, _QUESTIONS.askers
+    _QUESTIONS.states, _QUESTIONS.askers = states, askers
+    _listen(1)
     try:
         yield
     finally:
-        torch.get_rng_state = torch.random.get_rng_state = take
+        _listen(-1)
+        _QUESTIONS.states, _QUESTIONS.askers = before
 
 
-@contextmanager
-def _compiler_asked_for() -> Iterator[list[str]]:
-    """The names of modules, torch's own and ours aside, that ask inside whether torch.compile traces them."""
-    asked: list[str] = []
-    answer = torch.compiler.is_compiling
+_take_state = torch.get_rng_state
+_is_compiling = torch.compiler.is_compiling
 
-    def is_compiling() -> bool:
+
+def _listen(more: int) -> None:
+    """Stand in for torch's own functions while any thread records."""
+    global _recordings
+    with _LOCK:
+        _recordings += more
+        torch.get_rng_state = torch.random.get_rng_state = _state_taken if _recordings else _take_state
+        torch.compiler.is_compiling = _asked if _recordings else _is_compiling
+
+
+def _state_taken() -> torch.Tensor:
+    state = _take_state()
+    if _QUESTIONS.states is not None:
+        _QUESTIONS.states.append(state.nbytes)
+    return state
+
+
+def _asked() -> bool:
+    if _QUESTIONS.askers is not None:
         asker = _caller_of(inspect.currentframe())
         if asker.partition(".")[0] not in ("torch", "rematch"):
-            asked.append(asker)
-        return answer()
-
-    torch.compiler.is_compiling = is_compiling
-    try:
-        yield asked
-    finally:
-        torch.compiler.is_compiling = answer
+            _QUESTIONS.askers.append(asker)
+    return _is_compiling()
 
 
 def _caller_of(frame: types.FrameType | None) -> str:
