@@ -13,7 +13,6 @@ kept as JSON as they come, and a run that was stopped goes on where it was; the 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import re
 import statistics
@@ -26,7 +25,7 @@ from typing import Any
 import torch
 import torch._dynamo
 import torch._functorch.config
-from gpu import DEVICE, Setting, block_checkpoints, conditions, flowing_ms, settings
+from gpu import DEVICE, Setting, block_checkpoints, conditions, flowing_ms, settings, tidy
 from torch import nn
 
 from rematch.execute.compiled.backend import backends, rematch_backend
@@ -165,13 +164,6 @@ def run(setting: Setting, arguments: argparse.Namespace, rows: list[Row], keep: 
             row = Row(setting.name, OURS, point, failure=failure, budget_mib=budget / 2**20)
         keep(row)
         tidy()
-
-
-def tidy() -> None:
-    torch._dynamo.reset()
-    gc.collect()
-    if DEVICE.type == "cuda":
-        torch.cuda.empty_cache()
 
 
 def line(row: Row) -> str:

@@ -281,10 +281,15 @@ def run(setting: Setting, arguments: argparse.Namespace, rows: list[Row], keep: 
         rows.append(row)
         keep()
         print(line(row), flush=True)
-        torch._dynamo.reset()
-        gc.collect()
-        if DEVICE.type == "cuda":
-            torch.cuda.empty_cache()
+        tidy()
+
+
+def tidy() -> None:
+    """Leave nothing of one measurement to the next."""
+    torch._dynamo.reset()
+    gc.collect()
+    if DEVICE.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def line(row: Row) -> str:

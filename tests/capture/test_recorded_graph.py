@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from benchmarks.models import TINY
 from rematch.capture.recorded_graph import RecordedGraph, recorded_graph
@@ -180,3 +181,32 @@ def test_what_the_loss_and_backward_make_runs_once() -> None:
     assert any(not op.once for op in graph.ops[:loss])
     gradients = {graph.values[target].role for target in graph.targets}
     assert "gradients" in gradients
+
+
+class _Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.inside = nn.Linear(5, 5), nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.inside, self.before(x).tanh(), use_reentrant=False)
+
+
+def test_what_backward_asked_for_and_holds_stays_until_it_lets_go() -> None:
+    """A checkpoint holds its input while it runs its region again; it cannot be dropped and brought back meanwhile."""
+    recorded = graph_of(_Checkpointed(), X, mean_square)
+    (given,) = next(op for op in recorded.graph.ops if op.name.startswith("tanh")).outputs
+    backward = [op for op in recorded.graph.ops if op.phase is Phase.BACKWARD]
+    names = [op.name.rpartition("_")[0] for op in backward]
+    first = names.index("addmm")  # the region runs again from here, until its first layer has its gradient
+    region = ["addmm", "tanh", "mm", "mm", "sum", "tanh_backward", "mm", "mm"]
+    assert names[first : first + len(region)] == region
+    assert all(given in op.inputs for op in backward[first : first + len(region)])
+
+
+def test_what_a_node_saved_is_there_until_it_has_summed_its_results() -> None:
+    """The gradient of a row that was added to all rows is summed while autograd still holds what the product saved."""
+    recorded = graph_of(Computed(lambda y: y.exp() * y[:1].sin()), X, mean_square)
+    exp = op_of(recorded, "exp").outputs[0]
+    sums = [op for op in recorded.graph.ops if op.name.startswith("sum") and exp in op.inputs]
+    assert sums
