@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -18,3 +19,13 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("REMATCH_CACHE", str(tmp_path_factory.mktemp("costs")))
         patch.setenv("REMATCH_PLAN_CACHE", "off")
         yield
+
+
+@pytest.fixture
+def default_signals() -> Iterator[None]:
+    """Ctrl-C and SIGTERM do what they do in a terminal. Whoever runs the tests in the background may ignore them."""
+    ordinary = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in ordinary.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)

@@ -23,6 +23,7 @@ from rematch.cli import (  # which add their commands
     solve as solve,
 )
 from rematch.cli.console import app
+from rematch.signals import ends_process
 
 
 def _print_version(wanted: bool) -> None:
@@ -50,6 +51,7 @@ def main() -> None:
     app(prog_name="rematch")
 
 
+@ends_process
 def _terminate(number: int, frame: Any) -> NoReturn:
     """Leave through `finally`, so that nothing half-written stays behind."""
     sys.exit(128 + number)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -130,10 +129,9 @@ def _solve(problem: Problem, solver: Solver, time_limit: float) -> Solution:
     from rematch.report.progress import progress_reporter
     from rematch.solvers import solve
 
-    stop_signals = (signal.SIGINT, signal.SIGTERM)
     with progress_reporter(problem.graph.baseline_seconds) as on_progress:
         try:
-            return solve(problem, solver, time_limit=time_limit, on_progress=on_progress, stop_signals=stop_signals)
+            return solve(problem, solver, time_limit=time_limit, on_progress=on_progress)
         except (ArithmeticError, LookupError, MemoryError, TypeError, ValueError) as error:
             said = " ".join(str(error).split())
             raise SolverError(

@@ -50,7 +50,7 @@ from rematch.planning.plan_cache import NOTE as CACHE_NOTE, PlanCache, StoredPla
 from rematch.planning.planner import Planner, available_bytes
 from rematch.planning.settings import ASSUMED_LOSS, AUTO, REPLAY, TAPE
 from rematch.report.progress import measuring_progress
-from rematch.solvers.base import INTERRUPTED, solver_class
+from rematch.solvers.base import solver_class, was_interrupted
 from rematch.units import format_bytes
 
 Loss = Callable[[Any], torch.Tensor]
@@ -272,7 +272,7 @@ class Runner:
         plan, step = route.plan, route.step
         if name is None or plan is None or step is None or self.plan_cache is None:
             return
-        if any(progress.message == INTERRUPTED for progress in plan.log):
+        if was_interrupted(plan.log):
             return
         if (plan.figures.peak_bytes or 0) > self.planner.budget_bytes(step.graph, step.device) and not route.replays:
             return

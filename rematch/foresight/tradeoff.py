@@ -155,6 +155,9 @@ def pareto_of(
         found = solve(problem, solver, time_limit=time_limit)
         best = _faster(graph, best, found.schedule)
         points.append(Figures.of(problem, replace(found, schedule=best)))
+        if found.interrupted:
+            notes = (*notes, "a signal ended the search; larger budgets were not tried")
+            break
     return Pareto(graph.name, peak_bytes, tuple(points), notes)
 
 

@@ -8,6 +8,7 @@ that fits; else the schedules there are get a try, for another batch size often 
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import replace
 from functools import cache
@@ -31,10 +32,13 @@ from rematch.units import format_bytes
 if TYPE_CHECKING:
     from rematch.solvers.minimum import BudgetRange
 
+log = logging.getLogger("rematch")
+
 _MARGIN = 0.05  # of the device's memory that budget="auto" leaves free, for fragmentation and what is not counted
 _ALLOCATOR_SHARE = 0.005  # of a budget: CUDA's allocator gives a tensor a block that may be larger than asked for
 _SMALL_BYTES = 1024  # left to the few numbers that kernels wrap as tensors for a moment
 _MINIMUM_SECONDS = 10.0  # to look for the smallest budget when the one asked for does not work
+_INTERRUPTED_NOTE = "plan: the best when a signal ended the search; another search may find a faster one"
 _GROWN = 1.02  # times the budget that a plan was made for: with more, a faster one may be there
 _TIGHTEST: dict[str, Schedule] = {}  # by the fingerprint of the graph; see `budget_range`
 
@@ -112,6 +116,9 @@ class Planner:
         if found.schedule is None:
             found = self._last_resort(inside, device, found)
         assert found.schedule is not None
+        if found.interrupted:
+            log.warning("%s: %s", problem.graph.name, _INTERRUPTED_NOTE)
+            notes = (*notes, _INTERRUPTED_NOTE)
         found = replace(found, schedule=pinned.schedule_of(found.schedule))
         verify(problem, found)
         return Plan.from_solution(problem, found, (*notes, *s.pins), engine)
@@ -120,7 +127,8 @@ class Planner:
         """Where a solver found nothing, the search for the smallest budget may have; else it has one to name."""
         schedule, peak_bytes = tightest(problem.graph, problem.budget_bytes)
         if peak_bytes <= problem.budget_bytes:
-            return Solution(schedule, Status.FEASIBLE, f"{failed.solver}, then the search for small budgets")
+            by = f"{failed.solver}, then the search for small budgets"
+            return Solution(schedule, Status.FEASIBLE, by, log=failed.log)
         possible_bytes = min(peak_bytes, failed.feasible_from_bytes or peak_bytes)
         raise self._infeasible(problem, device, possible_bytes, proved=failed.status is Status.INFEASIBLE)
 

@@ -4,31 +4,29 @@
 
 A solver is one file with one `Solver` class. Its `solve` is deterministic for a seed, stops at the deadline with the
 best it has, never changes the problem, and reports what it finds through `on_progress`. `solve()` below is the only
-caller: it refuses problems the solver does not apply to, turns Ctrl-C into an early deadline, and puts the result
-before the oracle.
+caller: it refuses problems the solver does not apply to, turns Ctrl-C and SIGTERM into an early deadline, and puts the
+result before the oracle.
 """
 
 from __future__ import annotations
 
 import math
-import signal
-import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from types import FrameType
+from signal import Signals
 from typing import Any, ClassVar
 
 from rematch.errors import ScheduleError, SolverError
 from rematch.graph import Graph, Schedule, Simulation, simulate
+from rematch.signals import STOP_SIGNALS, signals_end
 from rematch.solvers.registry import Registry
 
 DEFAULT_SOLVER = "auto"
 DEFAULT_TIME_LIMIT = 60.0
-INTERRUPTED = "stopped by a signal"  # what the log of a search says then
+_INTERRUPTED = "stopped by a signal"  # what the log of a search says then
 
 
 class Status(Enum):
@@ -81,6 +79,16 @@ class Solution:
     log: tuple[Progress, ...] = ()
     infeasible_up_to_bytes: int | None = None  # the largest budget proved to have no schedule, when that was asked
     feasible_from_bytes: int | None = None  # the smallest budget a schedule was found for
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal ended the search."""
+        return was_interrupted(self.log)
+
+
+def was_interrupted(log: Sequence[Progress]) -> bool:
+    """Whether this is the log of a search that a signal ended."""
+    return any(progress.message == _INTERRUPTED for progress in log)
 
 
 OnProgress = Callable[[Progress], None]
@@ -196,14 +204,14 @@ def solve(
     time_limit: float = DEFAULT_TIME_LIMIT,
     on_progress: OnProgress | None = None,
     enough_seconds: float | None = None,
-    stop_signals: Sequence[signal.Signals] = (signal.SIGINT,),
+    stop_signals: Sequence[Signals] = STOP_SIGNALS,
     **options: Any,
 ) -> Solution:
     """Run one solver on `problem` and verify what it returns.
 
     The search also ends when a schedule of at most `enough_seconds` is known, or the bound says that there is none.
-    The first of `stop_signals`, by default Ctrl-C, ends the search early with the best so far; a second one does what
-    it did before.
+    The first of `stop_signals`, by default Ctrl-C or SIGTERM, ends the search early with the best so far; a second one
+    does what it did before. Handlers of your own are called as ever.
     """
     chosen = _chosen_solver(solver, options)
     if not chosen.applicable(problem):
@@ -224,10 +232,10 @@ def solve(
     deadline = Deadline(time_limit)
 
     def interrupt() -> None:
-        log.append(Progress(deadline.elapsed, chosen.name, INTERRUPTED))
+        log.append(Progress(deadline.elapsed, chosen.name, _INTERRUPTED))
         deadline.stop()
 
-    with _signals_stop(interrupt, stop_signals):
+    with signals_end(interrupt, stop_signals):
         found = chosen.solve(problem, deadline=deadline, on_progress=record)
     verify(problem, found)
     return replace(found, solve_seconds=time.monotonic() - started, log=(*found.log, *log))
@@ -261,27 +269,3 @@ def verify(problem: Problem, solution: Solution) -> Simulation | None:
             f"over the budget of {problem.budget_bytes}"
         )
     return seen
-
-
-@contextmanager
-def _signals_stop(interrupt: Callable[[], None], signals: Sequence[signal.Signals]) -> Iterator[None]:
-    """The first of `signals` interrupts the search, not the process. Only the main thread can listen for them."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in signals}
-
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    def stop(signum: int, frame: FrameType | None) -> None:
-        interrupt()
-        restore()
-
-    for number in signals:
-        signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        restore()

@@ -87,11 +87,13 @@ def search_batches(
         solution = solve(problem, solver, time_limit=time_limit, enough_seconds=limit, **options)
         if solution.schedule is not None and simulate(problem.graph, solution.schedule).seconds <= limit:
             best, schedule = batch, solution.schedule
-            continue
-        too_large = batch
-        bound = solution.lower_bound_seconds
-        if solution.status is Status.INFEASIBLE or (bound is not None and bound > limit):
-            impossible = batch
+        else:
+            too_large = batch
+            bound = solution.lower_bound_seconds
+            if solution.status is Status.INFEASIBLE or (bound is not None and bound > limit):
+                impossible = batch
+        if solution.interrupted:
+            break
     return MaxBatch(best, schedule, plain, impossible if impossible <= _LARGEST else None)
 
 

@@ -131,9 +131,10 @@ def test_takes_graphs_without_operators_values_or_time(name: str) -> None:
         check_claims(problem, solution)
 
 
-@pytest.mark.parametrize("name", ["anneal", "auto"])
-def test_the_first_interrupt_ends_the_search_with_the_best_so_far(name: str) -> None:
-    """Ctrl-C arrives once a schedule is known; without it the search would go on to its limit of minutes."""
+@pytest.mark.usefixtures("default_signals")
+@pytest.mark.parametrize(("name", "number"), [("anneal", signal.SIGINT), ("auto", signal.SIGTERM)])
+def test_the_first_interrupt_ends_the_search_with_the_best_so_far(name: str, number: signal.Signals) -> None:
+    """The signal arrives once a schedule is known; without it the search would go on to its limit of minutes."""
     graph = FAMILIES["random_layered"](nodes=100)
     problem = Problem(graph, peak_bytes(graph) * 80 // 100)
     sent = threading.Event()
@@ -141,13 +142,14 @@ def test_the_first_interrupt_ends_the_search_with_the_best_so_far(name: str) -> 
     def interrupt_when_found(progress: Progress) -> None:
         if progress.best_seconds is not None and not sent.is_set():
             sent.set()
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
 
-    before = signal.getsignal(signal.SIGINT)
+    before = signal.getsignal(number)
     solution = solve(problem, name, time_limit=600.0, on_progress=interrupt_when_found)
     assert sent.is_set()
     assert solution.status is Status.FEASIBLE
-    assert signal.getsignal(signal.SIGINT) is before
+    assert solution.interrupted
+    assert signal.getsignal(number) is before
 
 
 @pytest.mark.parametrize("name", solver_names())

@@ -193,6 +193,7 @@ def test_the_log_is_a_curve_that_falls() -> None:
     assert best[-1] == seconds_of(problem, solution)
 
 
+@pytest.mark.usefixtures("default_signals")
 def test_an_interrupt_ends_a_search_that_is_under_way() -> None:
     """The search is in compiled code then, which does not listen."""
     graph = random_layered(nodes=200, seed=3)
