@@ -25,7 +25,7 @@ from rematch.graph import Graph
 from rematch.planning.budget import parse_budget
 from rematch.planning.plan import Plan
 from rematch.planning.planner import Planner
-from rematch.planning.settings import AUTO, COMPILED, ENGINES, TAPE, Settings
+from rematch.planning.settings import AUTO, COMPILED, ENGINES, REPLACE, RESPECT, TAPE, Settings
 from rematch.solvers.base import DEFAULT_SOLVER, DEFAULT_TIME_LIMIT, Solver, make_solver
 
 M = TypeVar("M", bound=nn.Module)
@@ -49,6 +49,7 @@ def remat(
     share: bool = True,
     keep: Sequence[str] = (),
     recompute: Sequence[str] = (),
+    checkpoints: str | None = None,
     cache: bool = True,
     progress: bool | None = None,
     **options: Any,
@@ -75,11 +76,15 @@ def remat(
         call `remat` equally often. Turn it off where ranks have different modules, as in a pipeline.
     keep, recompute: patterns of submodules ("layers.*.attn") or operators ("gelu*") whose results are always kept for
         backward or always recomputed, whatever that costs.
+    checkpoints: what becomes of regions that the module runs under `torch.utils.checkpoint`. "respect" leaves them as
+        they are and plans around them; "replace" runs them as plain code and has the plan choose what is recomputed.
+        By default they are respected, except by engines "replay" and "compiled", which can only replace them.
     cache: use the plan of an earlier start of the same training, if there is one, and keep this one for later starts.
     progress: show what takes long; None does so on a terminal and in a notebook.
     """
     settings = make_settings(budget, solver, time_limit, reserve, progress, options, engine=engine)
-    settings = _with_pins(replace(settings, accumulate=accumulate, cache=cache), keep, recompute)
+    settings = with_checkpoints(replace(settings, accumulate=accumulate, cache=cache), checkpoints)
+    settings = _with_pins(settings, keep, recompute)
     return _wrap(model, sample, settings, loss=loss, optimizer=optimizer, in_place=in_place, share=share)
 
 
@@ -98,6 +103,7 @@ def plan(
     accumulate: bool = False,
     keep: Sequence[str] = (),
     recompute: Sequence[str] = (),
+    checkpoints: str | None = None,
     cache: bool = True,
     progress: bool | None = None,
     **options: Any,
@@ -107,7 +113,8 @@ def plan(
     device: the name of a device that is not here ("h100"), to plan for it by its figures.
     """
     settings = make_settings(budget, solver, time_limit, reserve, progress, options, device, engine)
-    settings = _with_pins(replace(settings, accumulate=accumulate, cache=cache), keep, recompute)
+    settings = with_checkpoints(replace(settings, accumulate=accumulate, cache=cache), checkpoints)
+    settings = _with_pins(settings, keep, recompute)
     runner = runner_of(_wrap(model, _required_sample(sample), settings, loss=loss, optimizer=optimizer))
     assert runner is not None
     if not runner.planner.plans:
@@ -125,6 +132,7 @@ def trace(
     loss: Loss | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     accumulate: bool = False,
+    checkpoints: str = RESPECT,
     device: str | None = None,
     progress: bool | None = None,
 ) -> Graph:
@@ -133,6 +141,7 @@ def trace(
     Costs are measured, or those of the `device` named; nothing is changed and nothing is run.
     """
     settings = replace(make_settings("100%", DEFAULT_SOLVER, 0.0, 0, progress, {}, device), accumulate=accumulate)
+    settings = with_checkpoints(settings, checkpoints)
     return record_step(model, sample, settings, loss=loss, optimizer=optimizer)[1].graph
 
 
@@ -208,6 +217,19 @@ def make_settings(
         progress=progress,
         engine=engine,
     )
+
+
+def with_checkpoints(settings: Settings, checkpoints: str | None) -> Settings:
+    """The settings with what is to become of regions under `torch.utils.checkpoint`; see `remat`."""
+    replaces = settings.engine not in (AUTO, TAPE)  # these engines run traced code, in which such regions are inlined
+    checkpoints = checkpoints or (REPLACE if replaces else RESPECT)
+    if checkpoints not in (RESPECT, REPLACE):
+        raise RematchError(unknown_name("value for checkpoints=", checkpoints, (RESPECT, REPLACE)))
+    if replaces and checkpoints == RESPECT:
+        raise RematchError(
+            f"checkpoints='respect' needs engine='tape', which runs the regions as they are, not {settings.engine!r}"
+        )
+    return replace(settings, checkpoints=checkpoints)
 
 
 def _with_pins(settings: Settings, keep: Sequence[str], recompute: Sequence[str]) -> Settings:

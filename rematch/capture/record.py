@@ -18,6 +18,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils import _pytree as pytree
 
 from rematch.capture.as_eager import AsEager
+from rematch.capture.checkpoints import checkpoint_regions
 from rematch.capture.cost import Call, Profile
 from rematch.capture.recorder import CannotRecord, Recorded, Recorder
 from rematch.capture.recording import Recording
@@ -39,12 +40,14 @@ def record(
     profile: Callable[[Call], Profile],
     holds_outputs: bool = False,
     accumulate: bool = False,
+    replace_checkpoints: bool = False,
 ) -> Recording:
     """Record a training step of `forward`, which is that of `module`, without running or changing anything.
 
     Without `loss`, backward starts from gradients of the scalars that forward returns, or else of all its
     differentiable outputs. `holds_outputs` says that the user keeps what forward returns until backward ends,
-    `accumulate` that gradients are there already, to be added to, even if they are not now.
+    `accumulate` that gradients are there already, to be added to, even if they are not now. Regions under
+    `torch.utils.checkpoint` are recorded as they run, or as plain code with `replace_checkpoints`.
     `CannotRecord` is raised where forward needs data; errors of the user's own code pass through.
     """
     states: list[int] = []
@@ -67,6 +70,7 @@ def record(
         given_args, given_kwargs = _inputs(recorder, args, kwargs)
         stack.enter_context(_paths_noted(module, recorder))
         stack.enter_context(_questions_noted(states, askers))
+        regions = stack.enter_context(checkpoint_regions(replace_checkpoints))
         stack.enter_context(AsEager())
         stack.enter_context(recorder)
         hooks = torch.autograd.graph.saved_tensors_hooks(recorder.pack, recorder.unpack)
@@ -75,6 +79,7 @@ def record(
             del given_args, given_kwargs
             forward_until = len(recorder.calls)
             kept_states = len(states)
+            checkpoints = regions.entered
             recorder.phase = Phase.LOSS
             recorder.path.clear()
             leaves = [leaf for leaf in tensors_in(outputs) if isinstance(leaf, Recorded)]
@@ -105,6 +110,7 @@ def record(
             has_loss=loss is not None,
             unseen_bytes=_bytes_at_once(states, kept_states),
             asks_for_compiler=bool(askers),
+            checkpoints=checkpoints,
         )
         del roots, tangents, kept
     return recording

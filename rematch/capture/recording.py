@@ -108,4 +108,5 @@ class Recording:
     has_loss: bool  # whether the user's own loss is part of it
     unseen_bytes: int = 0  # at most, of what torch allocates where no dispatcher sees it
     asks_for_compiler: bool = False  # whether forward asks if torch.compile traces it
+    checkpoints: int = 0  # regions under torch.utils.checkpoint that forward entered
     notes: tuple[str, ...] = ()

@@ -25,6 +25,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from rematch.capture.checkpoints import without_checkpoints
 from rematch.capture.devices import require_supported
 from rematch.capture.memory import allocated_bytes
 from rematch.capture.record import record
@@ -48,10 +49,10 @@ from rematch.planning.fingerprint import fingerprint
 from rematch.planning.joint import JointPlanner, profiling
 from rematch.planning.plan_cache import NOTE as CACHE_NOTE, PlanCache, StoredPlan
 from rematch.planning.planner import Planner, available_bytes
-from rematch.planning.settings import ASSUMED_LOSS, AUTO, REPLAY, TAPE
+from rematch.planning.settings import ASSUMED_LOSS, AUTO, REPLACE, REPLAY, TAPE, Settings
 from rematch.report.progress import measuring_progress
 from rematch.solvers.base import solver_class, was_interrupted
-from rematch.units import format_bytes
+from rematch.units import count_of, format_bytes
 
 Loss = Callable[[Any], torch.Tensor]
 log = logging.getLogger("rematch")
@@ -178,8 +179,10 @@ class Runner:
                 profile=profiler.profile,
                 holds_outputs=self.holds_outputs,
                 accumulate=settings.accumulate,
+                replace_checkpoints=settings.checkpoints == REPLACE,
             )
-            made = recorded_graph(recording, name=type(self.module).__name__, notes=profiler.notes)
+            notes = (*profiler.notes, *settings.about_checkpoints(recording.checkpoints))
+            made = recorded_graph(recording, name=type(self.module).__name__, notes=notes)
         return replace(made, graph=self._with_outside(made.step))
 
     def _with_outside(self, step: StepGraph) -> Graph:
@@ -292,7 +295,7 @@ class Runner:
             plan = self.planner.plan(recorded.graph, recorded.device, engine=TAPE, notes=notes)
         except BudgetInfeasible as infeasible:
             if not self.planner.plans:
-                raise
+                raise _explained(infeasible, recorded, self.planner.settings) from None
             plan = self.planner.least_memory_plan(recorded.graph, recorded.device, engine=TAPE, notes=notes)
             peak_bytes = plan.figures.peak_bytes or 0
             if peak_bytes > recorded.graph.resident_bytes + available_bytes(
@@ -326,6 +329,8 @@ class Runner:
             return TAPE, ("engine: tape, because what forward reads changes from call to call",)
         if asked == AUTO and self.planner.settings.pins:
             return TAPE, ("engine: tape, because pins name what eager runs",)
+        if asked == AUTO and recorded.recording.checkpoints and self.planner.settings.checkpoints != REPLACE:
+            return TAPE, ("engine: tape, because regions under torch.utils.checkpoint stay as they are",)
         if asked == AUTO:
             peak_bytes = simulate(graph, baseline(graph)).peak_bytes
             if peak_bytes <= self.planner.budget_bytes(graph, recorded.device):
@@ -353,7 +358,7 @@ class Runner:
             return TAPE, ("engine: tape, because a profiler runs, and replay measures the loss by one",)
         self.planner.budget_bytes(recorded.graph, recorded.device)  # a percentage is of eager's peak, for both engines
         try:
-            replay = self._replays.get(key.gradients) or self._new_replay(args, kwargs)
+            replay = self._replays.get(key.gradients) or self._new_replay(recorded, args, kwargs)
             replay.prepare(args, kwargs, referee=lambda joint: differences(joint, recorded.recording))
         except CaptureError as refused:
             if chosen:
@@ -367,9 +372,10 @@ class Runner:
         self._replays[key.gradients] = replay
         return REPLAY, ()
 
-    def _new_replay(self, args: Any, kwargs: Any) -> Replay:
+    def _new_replay(self, recorded: RecordedGraph, args: Any, kwargs: Any) -> Replay:
         planner = JointPlanner(self.module, self.planner)
         planner.state_bytes = self.state_bytes
+        planner.notes = self.planner.settings.about_checkpoints(recorded.recording.checkpoints)
         planner.loss_ratios = self.loss_ratios or planner.loss_ratios
         replay = Replay(self.module, self.plain, planner)
         if self.loss is not None:
@@ -386,12 +392,14 @@ class Runner:
             except Retraced:  # a guard failed: what forward reads has changed
                 route = self._after_retrace(key, route, args, kwargs)
                 return self._follow(key, route, args, kwargs)
+        replaced = self.planner.settings.checkpoints == REPLACE
+        forward = without_checkpoints(self.plain) if replaced else self.plain
         if route.runs_plainly:
-            outputs = self.plain(*args, **kwargs)
+            outputs = forward(*args, **kwargs)
         else:
             parted = weakref.WeakMethod(self._parted)
             outputs = run(
-                self.plain,
+                forward,
                 args,
                 kwargs,
                 plan=route.tape,
@@ -552,6 +560,18 @@ class _FirstBackward:
         large = [output() for output in self.outputs]
         if runner is not None and any(output is not None and output.numel() > 1 for output in large):
             runner.outputs_held()
+
+
+def _explained(infeasible: BudgetInfeasible, recorded: RecordedGraph, settings: Settings) -> BudgetInfeasible:
+    """With a word on regions under torch.utils.checkpoint, which make a budget harder to keep than it need be."""
+    if not recorded.recording.checkpoints or settings.checkpoints == REPLACE:
+        return infeasible
+    regions = count_of(recorded.recording.checkpoints, "region")
+    return BudgetInfeasible(
+        f"{infeasible}\n  {regions} under torch.utils.checkpoint stay as they are, and each is computed again as a "
+        "whole; checkpoints='replace' has the plan choose instead",
+        feasible_from_bytes=infeasible.feasible_from_bytes,
+    )
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

@@ -17,11 +17,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from rematch.api import Loss, make_settings, record_step
+from rematch.api import Loss, make_settings, record_step, with_checkpoints
 from rematch.errors import BudgetError, BudgetInfeasible
 from rematch.foresight.answer import Answer
 from rematch.graph import Graph, baseline, simulate
 from rematch.graph.transforms import between
+from rematch.planning.settings import RESPECT
 from rematch.report.charts import Panel, draw_curves
 from rematch.report.text import table
 from rematch.solvers.base import DEFAULT_SOLVER, Solver, make_solver
@@ -76,6 +77,7 @@ def max_batch(
     loss: Loss | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     accumulate: bool = False,
+    checkpoints: str = RESPECT,
     device: str | None = None,
     extra_forward_passes: float | None = 1.0,
     close_enough: float = 0.01,
@@ -96,6 +98,7 @@ def max_batch(
     if isinstance(budget, str) and budget.strip().endswith("%"):
         raise BudgetError(f"a budget of {budget} is of a peak that depends on the batch; give bytes, such as '24GiB'")
     settings = replace(make_settings(budget, solver, time_limit, 0, progress, options, device), accumulate=accumulate)
+    settings = with_checkpoints(settings, checkpoints)
 
     def recorded(batch: int) -> Graph:
         return record_step(model, make_sample(batch), settings, loss=loss, optimizer=optimizer)[1].graph

@@ -19,13 +19,14 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from rematch.api import Loss, as_arguments, make_settings, record_step
+from rematch.api import Loss, as_arguments, make_settings, record_step, with_checkpoints
 from rematch.capture.devices import find_device
 from rematch.errors import DeviceError
 from rematch.foresight.answer import Answer
 from rematch.graph import Graph, Phase, baseline, simulate
 from rematch.graph.model import ALREADY_ALLOCATED
 from rematch.graph.simulate import alive_during
+from rematch.planning.settings import RESPECT
 from rematch.records import to_json
 from rematch.report.charts import draw_areas
 from rematch.report.text import sparkline, table
@@ -128,15 +129,18 @@ def memory(
     loss: Loss | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     accumulate: bool = False,
+    checkpoints: str = RESPECT,
     device: str | None = None,
 ) -> Memory:
     """Return the peak of plain training of `model` and what it is made of; nothing is run or allocated.
 
-    sample, loss, optimizer, accumulate: as `rematch.remat` takes them. Without `loss`, what it allocates is assumed.
+    sample, loss, optimizer, accumulate, checkpoints: as `rematch.remat` takes them. Without `loss`, what it
+        allocates is assumed.
     device: the name of a device that is not here; by default the one that the model is on.
     """
     name = device or _device_here(model, sample)
     settings = replace(make_settings("100%", DEFAULT_SOLVER, 0.0, 0, False, {}, name), accumulate=accumulate)
+    settings = with_checkpoints(settings, checkpoints)
     runner, recorded = record_step(model, sample, settings, loss=loss, optimizer=optimizer)
     return memory_of(recorded.graph, find_device(name).name, state_bytes=runner.state_bytes, notes=recorded.notes)
 

@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from rematch.api import Loss, make_settings, record_step
+from rematch.api import Loss, make_settings, record_step, with_checkpoints
 from rematch.foresight.answer import Answer
 from rematch.graph import Graph, Schedule, baseline, simulate
 from rematch.planning.budget import describe_largest_need, parse_budget
 from rematch.planning.plan import Figures
 from rematch.planning.planner import budget_range
+from rematch.planning.settings import RESPECT
 from rematch.records import to_json
 from rematch.report.charts import Panel, draw_curves
 from rematch.report.plot import plot_schedule
@@ -116,6 +117,7 @@ def pareto(
     loss: Loss | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     accumulate: bool = False,
+    checkpoints: str = RESPECT,
     device: str | None = None,
     solver: str | Solver = DEFAULT_SOLVER,
     time_limit: float = _SECONDS,
@@ -127,7 +129,7 @@ def pareto(
     budgets: how many, between the smallest that can be found and the peak of plain training; or which ones.
     time_limit: seconds for each budget. The other arguments are those of `rematch.plan`.
     """
-    settings = make_settings("100%", solver, time_limit, 0, progress, options, device)
+    settings = with_checkpoints(make_settings("100%", solver, time_limit, 0, progress, options, device), checkpoints)
     _, recorded = record_step(model, sample, replace(settings, accumulate=accumulate), loss=loss, optimizer=optimizer)
     made = make_solver(solver, **options) if isinstance(solver, str) else solver
     return pareto_of(recorded.graph, budgets, solver=made, time_limit=time_limit, notes=recorded.notes)
@@ -173,6 +175,7 @@ def min_budget(
     loss: Loss | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     accumulate: bool = False,
+    checkpoints: str = RESPECT,
     device: str | None = None,
     time_limit: float = _SECONDS,
     progress: bool | None = None,
@@ -181,7 +184,7 @@ def min_budget(
 
     The other arguments are those of `rematch.plan`.
     """
-    settings = make_settings("100%", DEFAULT_SOLVER, 0.0, 0, progress, {}, device)
+    settings = with_checkpoints(make_settings("100%", DEFAULT_SOLVER, 0.0, 0, progress, {}, device), checkpoints)
     runner, recorded = record_step(
         model, sample, replace(settings, accumulate=accumulate), loss=loss, optimizer=optimizer
     )

@@ -45,9 +45,10 @@ class RematCallback(TrainerCallback):  # type: ignore[misc]  # read as Any, see 
         optimizer: Any = None,
         **_: Any,
     ) -> None:
-        if args.gradient_checkpointing:
+        if args.gradient_checkpointing and "checkpoints" not in self.options:
             raise RematchError(
-                "gradient_checkpointing=True recomputes whole blocks by itself; leave it out, the budget replaces it"
+                "gradient_checkpointing=True recomputes whole blocks by itself; leave it out, the budget replaces it. "
+                "Or say what becomes of those blocks: RematCallback(budget, checkpoints='replace') or 'respect'"
             )
         if runner_of(model) is not None:  # planned before, by an earlier call of train() or by the user
             return

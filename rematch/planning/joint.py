@@ -36,6 +36,7 @@ class JointPlanner:
         self.planner = planner
         self.loss: LossCost | None = None  # of a given loss, measured on the sample
         self.state_bytes = 0  # of optimizers
+        self.notes: tuple[str, ...] = ()  # what else plans are to say
         self._loss_output_bytes: int | None = None  # differentiable outputs of the sample
         # Of workspace and of what is retained, to the outputs. A plan that is given has counted its loss already.
         self.loss_ratios = (ASSUMED_LOSS if planner.required is None else 0.0, 0.0)
@@ -55,7 +56,7 @@ class JointPlanner:
                 unused=self.loss.unused if self.loss is not None else frozenset(),
                 name=type(self.module).__name__,
             )
-            captured = replace(captured, notes=profiler.notes)
+            captured = replace(captured, notes=(*profiler.notes, *self.notes))
         return self.with_outside(captured)
 
     @property

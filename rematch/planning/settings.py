@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rematch.solvers.base import DEFAULT_SOLVER, DEFAULT_TIME_LIMIT, Solver
+from rematch.units import count_of
 
 AUTO, TAPE, REPLAY, COMPILED = "auto", "tape", "replay", "compiled"
 ENGINES = (AUTO, TAPE, REPLAY, COMPILED)
+RESPECT, REPLACE = "respect", "replace"  # regions under torch.utils.checkpoint
 # What the user's own loss allocates until it is measured: so many times what it reads. A cross entropy holds
 # the logarithms of its probabilities and the gradient of its logits, each as large as the logits.
 ASSUMED_LOSS = 2.0
@@ -33,9 +35,17 @@ class Settings:
     cache: bool = True  # whether plans of earlier starts are used, and this one kept for later ones
     keep: tuple[str, ...] = ()  # patterns of submodules and operators that are never recomputed
     recompute: tuple[str, ...] = ()  # and of those that always are
+    checkpoints: str = RESPECT  # what becomes of regions under torch.utils.checkpoint
 
     @property
     def pins(self) -> tuple[str, ...]:
         """The patterns in words."""
         named = {"keep": self.keep, "recompute": self.recompute}
         return tuple(f"{what}: {', '.join(patterns)}" for what, patterns in named.items() if patterns)
+
+    def about_checkpoints(self, regions: int) -> tuple[str, ...]:
+        """What becomes of so many regions under torch.utils.checkpoint, in words."""
+        if not regions:
+            return ()
+        done = "run by this plan" if self.checkpoints == REPLACE else "stay as they are"
+        return (f"checkpoints: {self.checkpoints}; {count_of(regions, 'region')} under torch.utils.checkpoint {done}",)

@@ -85,9 +85,19 @@ def test_saving_resuming_and_generating(tmp_path: Path) -> None:
     assert len(rematch.plans_of(whole.model)) == known
 
 
-def test_gradient_checkpointing_beside_a_budget_is_refused(tmp_path: Path) -> None:
+def test_gradient_checkpointing_beside_a_budget_needs_a_word(tmp_path: Path) -> None:
     with pytest.raises(rematch.RematchError, match="the budget replaces it"):
         trainer(tmp_path, [RematCallback("60%")], gradient_checkpointing=True).train()
+    changed = {"max_steps": 1, "save_strategy": "no", "eval_strategy": "no"}
+    callback = RematCallback(**BUDGET, checkpoints="replace")
+    budgeted = trainer(tmp_path, [callback], gradient_checkpointing=True, **changed)
+    budgeted.train()
+    plain = trainer(tmp_path, [], **changed)
+    plain.train()
+    (plan,) = rematch.plans_of(budgeted.model)
+    assert plan.recomputed and any("1 region under" in note for note in plan.notes)
+    assert losses(budgeted) == losses(plain)
+    assert_same_weights(budgeted.model, plain.model)
 
 
 def test_a_loss_of_the_trainer_must_be_named(tmp_path: Path) -> None:
