@@ -29,7 +29,7 @@ from rematch.solvers.base import Problem, Solution, Status
 from rematch.units import format_bytes
 
 MOST_SECONDS = 10.0  # to solve for one graph: whoever compiles waits already
-_NEAR = 1.25  # times the budget: a plan that is predicted to take no more is tried and measured
+_NEAR = 2.0  # times the budget: a plan that is predicted to take no more is tried and measured
 OWN = "torch.compile's own partition"
 
 
@@ -51,6 +51,7 @@ class Around:
     correction_bytes: int = 0  # by how much the measured peak exceeds the predicted one
     between_bytes: int | None = None  # taken between forward and backward, by the loss or by other graphs
     before_bytes: int = 0  # that other graphs of the model have saved when this one runs
+    unused: tuple[int, ...] = ()  # places of results that get no gradient
 
 
 class OtherGraph(ScheduleError):
@@ -141,7 +142,8 @@ class GraphPlanner:
             measured = self.around.correction_bytes != 0 or self.around.between_bytes is not None
             if measured or not 0 < least_bytes <= _NEAR * self.asked_bytes:
                 raise self._refusal(refusal) from None
-            # Inductor writes into memory that is no longer read, so it takes less than predicted: measuring will tell.
+            # Inductor writes into memory that is no longer read, library kernels may need less workspace than in eager
+            # mode, and results other than the loss may have no gradients: measuring will tell.
             least = planner.least_memory_plan(capture.graph, device, engine=COMPILED, notes=notes)
             return least if (least.figures.peak_bytes or 0) < own_bytes else None
 

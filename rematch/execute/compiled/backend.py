@@ -27,6 +27,7 @@ from rematch.errors import BudgetError, BudgetInfeasible
 from rematch.execute.compiled.meter import StepMeter
 from rematch.execute.compiled.notebook import Note, Notebook, graph_key
 from rematch.execute.compiled.partitioner import Partitioner
+from rematch.execute.compiled.unused import detach_outputs, watch
 from rematch.planning.budget import parse_budget
 from rematch.planning.compiled import Around, Decision, GraphPlanner, OtherGraph
 from rematch.planning.planner import Planner
@@ -82,7 +83,9 @@ class CompiledGraph:
         self.planner = GraphPlanner(backend.planner, backend.state_bytes)
         self.device = _device(example_inputs)
         self.holds_bytes = 0  # between forward and backward, as far as that is known
-        self._module: GraphModule | None = module  # until nothing is compiled again
+        self._module: GraphModule | None = module  # as long as it may be compiled again
+        self._settled = False  # nothing is measured any more
+        self._all_used = False  # every output is to have a gradient, whatever the first steps show
         self._example_inputs = list(example_inputs)
         self._run: Callable[..., Any] | None = None
         self.compilations = 0
@@ -92,11 +95,12 @@ class CompiledGraph:
         self._meter: StepMeter | None = None
         self._again = False
         self._notebook: Notebook | None = None
+        self.history: list[str] = []  # of compilations: what was planned, and what a step took
 
     def compile(self) -> None:
         """Have inductor compile the graph with the corrections there are."""
         assert self._module is not None
-        self._again = False
+        self._again = self._settled = False
         self._calls = 0
         self.compilations += 1
         held_bytes = self.backend.saved_by_others(self)
@@ -122,6 +126,7 @@ class CompiledGraph:
             note = Note(decision.plan, decision.by_torch, decision.predicted_bytes, self.planner.asked_bytes)
             notebook.note(around, note)
         self._notebook = notebook
+        self.history.append(f"compilation {self.compilations}: {_described(decision)}, {around}")
         if decision is None:
             self._settle()  # nothing to train, or a graph that cannot be planned
 
@@ -134,7 +139,9 @@ class CompiledGraph:
         patches = {**self.backend.inductor_options, "custom_partitioner_fn": partitioner}
         try:
             with _tracing_like_dynamo(self._module):
-                run: Any = compile_fx(_copy(self._module), self._example_inputs, config_patches=patches)
+                copied = _copy(self._module)
+                detach_outputs(copied, self.planner.around.unused)
+                run: Any = compile_fx(copied, self._example_inputs, config_patches=patches)
         except Exception as error:
             refusal = _refusal_in(error)
             raise (error if refusal is None else refusal) from None
@@ -151,12 +158,20 @@ class CompiledGraph:
     def __call__(self, *args: Any) -> Any:
         if self.backend.dry:
             raise Planned
-        if self._module is None:
-            assert self._run is not None
-            return self._run(*args)
         if self._again:
             self.compile()
-        return self._measured(args)
+        assert self._run is not None
+        outputs = self._run(*args) if self._settled else self._measured(args)
+        unused = self.planner.around.unused
+        return watch(outputs, unused, self._used_after_all) if unused and torch.is_grad_enabled() else outputs
+
+    def _used_after_all(self) -> None:
+        """An output that had no gradient in the first steps has one."""
+        self._all_used = self._again = True
+        self.compilations = 0
+        self.planner.around = replace(self.planner.around, unused=())
+        if self._notebook is not None:
+            self._notebook.settle(self.planner.around)
 
     def _measured(self, args: tuple[Any, ...]) -> Any:
         assert self._run is not None
@@ -165,7 +180,7 @@ class CompiledGraph:
         self._calls += 1
         if self._calls > _MOST_MEASUREMENTS:
             self._settle()
-        if not torch.is_grad_enabled() or self._module is None:
+        if not torch.is_grad_enabled() or self._settled:
             return self._run(*args)
         held_bytes = self.backend.saved_by_others(self)
         # What another graph has computed is among what it holds.
@@ -197,12 +212,20 @@ class CompiledGraph:
         assert planner.decision is not None and asked_bytes is not None and meter.peak_bytes is not None
         between_bytes = max(meter.between_bytes, self._between_bytes)
         peak_bytes = max(meter.peak_bytes, meter.at_loss_bytes + self._between_bytes)
+        self.history.append(
+            f"measured {format_bytes(peak_bytes)} of {format_bytes(asked_bytes)}: forward "
+            f"{format_bytes(meter.forward_peak_bytes)}, at the loss {format_bytes(meter.at_loss_bytes)}, "
+            f"between forward and backward {format_bytes(between_bytes)}"
+        )
         margin_bytes = int(_MARGIN * asked_bytes)
         if self.compilations > 1:  # a tighter plan turned out to exceed its prediction by more: the next one may too
             margin_bytes += max(0, peak_bytes - asked_bytes)
         around = planner.corrected(peak_bytes, between_bytes, margin_bytes)
+        unused_bytes = 0
+        if meter.unused and not self._all_used:
+            around, unused_bytes = replace(around, unused=meter.unused), meter.unused_bytes
         if peak_bytes <= asked_bytes:
-            wasted = asked_bytes - peak_bytes > _SLACK * asked_bytes
+            wasted = asked_bytes - peak_bytes + unused_bytes > _SLACK * asked_bytes
             if planner.decision.by_torch or not wasted or self.compilations > 1:
                 self._settle(measured=True)
                 return
@@ -222,11 +245,13 @@ class CompiledGraph:
         self._again = True
 
     def _settle(self, *, measured: bool = False) -> None:
-        """Compile no more: what is needed for that is let go. What was `measured` is noted for other processes."""
+        """Measure no more. What was `measured` is noted for other processes."""
         if measured and self._notebook is not None:
             self._notebook.settle(self.planner.around)
-        self._module = None
-        self._example_inputs = []
+        self._settled = True
+        if not self.planner.around.unused:  # else an output may be used after all
+            self._module = None
+            self._example_inputs = []
 
 
 def rematch_backend(
@@ -260,6 +285,13 @@ def _backend_for(options: dict[str, Any]) -> CompiledBackend:
         inductor = {name: value for name, value in options.items() if name not in _OURS}
         backends[key] = CompiledBackend(Planner(settings), inductor)
     return backends[key]
+
+
+def _described(decision: Decision | None) -> str:
+    if decision is None:
+        return "no plan"
+    whose = "torch's own partition" if decision.by_torch else f"{len(decision.plan.recomputed)} operators run again"
+    return f"{whose}, predicted {format_bytes(decision.predicted_bytes)}"
 
 
 def _refusing(refusal: Exception) -> Callable[..., Any]:

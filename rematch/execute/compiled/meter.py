@@ -32,12 +32,15 @@ class StepMeter:
         self.held_bytes = held_bytes
         self.peak_bytes: int | None = None
         self.saved_bytes = 0  # that forward leaves for backward, and its results
+        self.unused: tuple[int, ...] = ()  # places of results that backward had no gradient for
+        self.unused_bytes = 0
         self.between_bytes = 0  # taken between forward and backward beside tangents, as far as an allocator tells
         self._around_bytes = held_bytes + argument_bytes
         self._on_end = on_end
-        self._forward_peak = 0
+        self.forward_peak_bytes = 0
         self._backward: PeakMemory | None = None
         self._handles: list[Any] = []
+        self._results: list[tuple[int, int, int]] = []  # place, place among the node's results, bytes
 
     @property
     def at_loss_bytes(self) -> int:
@@ -50,13 +53,18 @@ class StepMeter:
             return run(*args)
         with PeakMemory(self.device) as used:
             outputs = run(*args)
-        self._forward_peak, self.saved_bytes = used.peak_bytes, used.end_bytes
+        self.forward_peak_bytes, self.saved_bytes = used.peak_bytes, used.end_bytes
         if self.device.type == "cuda":
-            self._forward_peak = torch.cuda.max_memory_allocated(self.device)
+            self.forward_peak_bytes = torch.cuda.max_memory_allocated(self.device)
             self._around_bytes = torch.cuda.memory_allocated(self.device) - self.saved_bytes
             torch.cuda.reset_peak_memory_stats(self.device)
         node = next(_backward_nodes(outputs), None)
         if node is not None:
+            self._results = [
+                (place, result.output_nr, result.nbytes)
+                for place, result in enumerate(outputs)
+                if isinstance(result, torch.Tensor) and result.grad_fn is node
+            ]
             self._handles = [node.register_prehook(self._starts), node.register_hook(self._ends)]
         return outputs
 
@@ -68,6 +76,8 @@ class StepMeter:
 
     def _starts(self, tangents: tuple[Any, ...]) -> None:
         given = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in _tensors(tangents)}
+        unused = [(place, size) for place, number, size in self._results if tangents[number] is None]
+        self.unused, self.unused_bytes = tuple(place for place, _ in unused), sum(size for _, size in unused)
         tangent_bytes = sum(given.values())
         if self.device.type == "cuda":
             peak_bytes = torch.cuda.max_memory_allocated(self.device)
@@ -82,11 +92,11 @@ class StepMeter:
         if self.device.type == "cuda":
             # The peak has been running since forward ended: what the loss took is part of it.
             torch.cuda.synchronize(self.device)
-            self.peak_bytes = max(self._forward_peak, torch.cuda.max_memory_allocated(self.device))
+            self.peak_bytes = max(self.forward_peak_bytes, torch.cuda.max_memory_allocated(self.device))
         elif self._backward is not None:
             self._backward.stop()
             in_backward = self.saved_bytes + self._backward.peak_bytes
-            self.peak_bytes = self._around_bytes + max(self._forward_peak, in_backward)
+            self.peak_bytes = self._around_bytes + max(self.forward_peak_bytes, in_backward)
         self._on_end(self)
 
 
