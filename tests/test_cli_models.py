@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from typer.testing import CliRunner
 
 import rematch as package
 from rematch.cli import app
+from rematch.cli.models import complete_model
 from rematch.graph.formats import save_graph
 from rematch.graph.generators import chain
 
@@ -84,6 +87,65 @@ def test_memory_and_pareto_are_shown_and_drawn() -> None:
     assert "100.0 %  +0.00 % time" in shown.stdout
 
 
+def test_a_page_is_made_from_a_model_or_a_graph() -> None:
+    page, quick = Path("page.html"), ["--time-limit", "1", "-o", "page.html"]
+    made = rematch("report", "our_models:make", "--budget", "80%", "--device", "h200", "--trade-off", "2", *quick)
+    assert made.stdout == "page.html shows our_models:make\n", made.output
+    assert "Extra time against budget" in page.read_text()
+    save_graph(chain(layers=4), "graph.json")
+    made = rematch("report", "graph.json", "--budget", "90%", "--solver", "greedy", *quick)
+    assert made.exit_code == 0, made.output
+    assert "chain 4" in page.read_text()
+    assert "Extra time against budget" not in page.read_text()
+    assert rematch("report", "graph.json", "--budget", "90%", "--solver", "noremat", *quick).exit_code == 1
+
+
+def test_functions_that_make_models_are_completed() -> None:
+    Path("broken.py").write_text("def (")
+    assert complete_model("our_models.py:m") == ["our_models.py:make", "our_models.py:misfit"]
+    assert "our_models.py:make" in complete_model("")
+    assert complete_model("nowhere/") == []
+
+
+WAITS = """
+import sys, time
+from rematch.solvers import Solver, make_solver, register
+
+@register
+class Waiting(Solver):
+    name = "waiting"
+    paper = ""
+    def solve(self, problem, *, deadline, on_progress):
+        found = make_solver("greedy").solve(problem, deadline=deadline, on_progress=on_progress)
+        print("ready", flush=True)
+        while not deadline.expired:
+            time.sleep(0.01)
+        return found
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_keeps_the_best_plan_of_a_model(number: signal.Signals) -> None:
+    Path("waits.py").write_text(WAITS)
+    options = ["--budget", "80%", "--plugin", "waits.py", "--solver", "waiting", "--engine", "tape", "-o", "plan.json"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "rematch", "plan", "our_models:make", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(package.__file__).parent.parent)},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # whoever runs the tests may ignore it
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        said, warned = process.communicate()
+    assert process.returncode == 0, warned
+    assert "a signal ended the search" in said
+    assert "Traceback" not in warned
+    assert package.Plan.load("plan.json").recomputed
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [
@@ -97,6 +159,9 @@ def test_memory_and_pareto_are_shown_and_drawn() -> None:
         (["memory", "our_models:make", "--device", "abacus"], "unknown device 'abacus'"),
         (["memory", "our_models:make", "--plot", "a.gif"], "its name should end in"),
         (["plan", "our_models:make", "--budget", "many"], "budget 'many' cannot be read"),
+        (["plan", "our_models:make", "--budget", "1GB", "--time-limit", "0"], "--time-limit 0 is not possible"),
+        (["plan", "graph.json", "--budget", "1GB"], "for graph files there is `rematch solve`"),
+        (["report", "our_models:make"], "a graph or a model needs --budget"),
         (["pareto", "graph.json", "--device", "h200"], "--device is for models"),
     ],
 )

@@ -91,7 +91,18 @@ MAY_IMPORT = {
         "signals",
         "solvers",
     },
-    "cli.models": {*BASE, "api", "capture.devices", "cli", "files", "foresight", "report.figure", "solvers"},
+    "cli.models": {
+        *BASE,
+        "api",
+        "capture.devices",
+        "cli",
+        "files",
+        "foresight",
+        "planning",
+        "report.figure",
+        "solvers",
+    },
+    "cli.report": {*BASE, "cli", "files", "foresight", "graph", "planning", "solvers"},
     "__main__": {"cli"},
 }
 # Inside solvers: the contract knows no method, what methods share knows no method but the default ones, and a method

@@ -19,6 +19,7 @@ from rematch.cli import (  # which add their commands
     cache as cache,
     health as health,
     models as models,
+    report as report,
     show as show,
     solve as solve,
 )

@@ -6,20 +6,54 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from rematch.cli.console import app, say
-from rematch.cli.inputs import complete_solver, import_file, load_graph, make_solver, solver_options
+from rematch.cli.inputs import (
+    Plugin,
+    complete_solver,
+    import_file,
+    load_graph,
+    make_solver,
+    run_plugin,
+    solver_options,
+)
+from rematch.cli.solve import figures_data, require_time
 from rematch.errors import CaptureError, RematchError, unknown_name
 
 if TYPE_CHECKING:
     from rematch.foresight.answer import Answer
+    from rematch.planning.plan import Plan
 
 _FORM = "write it as package.module:function or file.py:function"
+_MOST_FILES = 50  # that completion reads
+
+
+def complete_model(incomplete: str) -> list[str]:
+    """`file.py:function` for the functions of the files that begin so; nothing is run."""
+    return [name for path in _python_files(incomplete) for name in _functions(path) if name.startswith(incomplete)]
+
+
+def _python_files(incomplete: str) -> list[Path]:
+    start = incomplete.partition(":")[0]
+    folder = Path(start) if start.endswith("/") else Path(start).parent
+    with suppress(OSError):
+        return sorted(path for path in folder.glob("*.py") if str(path).startswith(start))[:_MOST_FILES]
+    return []
+
+
+def _functions(path: Path) -> list[str]:
+    import ast
+
+    with suppress(OSError, ValueError, SyntaxError, RecursionError):
+        body = ast.parse(path.read_bytes()).body
+        return [f"{path}:{node.name}" for node in body if isinstance(node, ast.FunctionDef) and node.name[0] != "_"]
+    return []
+
 
 ModelName = Annotated[
     str,
@@ -27,6 +61,7 @@ ModelName = Annotated[
         metavar="MODEL",
         help="A function, as package.module:function or file.py:function. It returns the module and a sample, and "
         "perhaps the loss.",
+        autocompletion=complete_model,
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
@@ -54,7 +89,19 @@ SolverName = Annotated[
 ]
 
 
-class _Made(NamedTuple):
+def _complete_engine(incomplete: str) -> list[str]:
+    from rematch.planning.settings import ENGINES
+
+    return [name for name in ENGINES if name.startswith(incomplete)]
+
+
+EngineName = Annotated[
+    str, typer.Option(help="Who runs the plan: auto, tape, replay or compiled.", autocompletion=_complete_engine)
+]
+NoCache = Annotated[bool, typer.Option("--no-cache", help="Plan anew, whatever earlier runs found.")]
+
+
+class Made(NamedTuple):
     """What the user's function returned."""
 
     model: Any
@@ -67,28 +114,52 @@ def plan(
     model: ModelName,
     budget: Annotated[str, typer.Option(help='Memory limit: "80%" of the peak, "8GiB", bytes, or "auto".')],
     device: DeviceName = None,
-    engine: Annotated[str, typer.Option(help="Who runs the plan: auto, tape, replay or compiled.")] = "auto",
+    engine: EngineName = "auto",
     solver: SolverName = "",
     time_limit: Annotated[float, typer.Option(help="Search for at most this many seconds.")] = 60.0,
     option: Option = None,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Plan anew, whatever earlier runs found.")] = False,
+    no_cache: NoCache = False,
     json_output: Json = False,
     output: Annotated[Path | None, typer.Option("-o", "--output", metavar="PLAN", help="Save the plan here.")] = None,
     report: Annotated[Path | None, typer.Option(metavar="HTML", help="Write a page about the plan here.")] = None,
+    plugin: Plugin = None,
 ) -> None:
     """Plan the training of MODEL within a memory budget: rematch plan train.py:make_model --budget 8GiB"""
     from rematch.files import require_writable
-    from rematch.solvers import DEFAULT_SOLVER
 
     for file in (output, report):
         if file is not None:
             require_writable(file)
-    options = solver_options(solver or DEFAULT_SOLVER, option or [])
-    made = _make(model)
-    with _errors_of(model):
-        from rematch.api import plan as plan_model
+    require_time(time_limit)
+    run_plugin(plugin)
+    found = plan_of_model(model, budget, device, engine, solver, time_limit, option, cache=not no_cache)
+    if output is not None:
+        found.save(output)
+    if report is not None:
+        found.report(report)
+    say(json.dumps(_plan_data(found), indent=2) if json_output else str(found))
 
-        found = plan_model(
+
+def plan_of_model(
+    name: str,
+    budget: str,
+    device: str | None,
+    engine: str,
+    solver: str,
+    time_limit: float,
+    option: list[str] | None,
+    *,
+    cache: bool,
+) -> Plan:
+    """The plan for the model that the function of this name makes."""
+    from rematch.solvers import DEFAULT_SOLVER
+
+    options = solver_options(solver or DEFAULT_SOLVER, option or [])
+    made = make_model(name)
+    with errors_of(name):
+        from rematch.api import plan
+
+        return plan(
             made.model,
             made.sample,
             loss=made.loss,
@@ -97,19 +168,12 @@ def plan(
             engine=engine,
             solver=solver or DEFAULT_SOLVER,
             time_limit=time_limit,
-            cache=not no_cache,
+            cache=cache,
             **options,
         )
-    if output is not None:
-        found.save(output)
-    if report is not None:
-        found.report(report)
-    say(json.dumps(_plan_data(found), indent=2) if json_output else str(found))
 
 
 def _plan_data(found: Any) -> dict[str, Any]:
-    from rematch.cli.solve import figures_data
-
     return {**figures_data(found.figures), "engine": found.engine, "notes": list(found.notes)}
 
 
@@ -117,8 +181,8 @@ def _plan_data(found: Any) -> dict[str, Any]:
 def memory(model: ModelName, device: DeviceName = None, json_output: Json = False, plot: Picture = None) -> None:
     """Show the peak of plain training of MODEL, and what it is made of, without running it."""
     _require_picture(plot)
-    made = _make(model)
-    with _errors_of(model):
+    made = make_model(model)
+    with errors_of(model):
         from rematch.foresight.memory import memory as ask
 
         answer = ask(made.model, made.sample, loss=made.loss, device=device)
@@ -137,26 +201,22 @@ def pareto(
     option: Option = None,
     json_output: Json = False,
     plot: Picture = None,
+    plugin: Plugin = None,
 ) -> None:
     """Show the extra time that smaller and smaller budgets take, with a bound for each."""
     from rematch.solvers import DEFAULT_SOLVER
 
     _require_picture(plot)
+    require_time(time_limit)
+    run_plugin(plugin)
     chosen = make_solver(solver or DEFAULT_SOLVER, option or [])
-    if ":" in what and not Path(what).exists():
-        made = _make(what)
-        with _errors_of(what):
+    if is_model(what):
+        made = make_model(what)
+        with errors_of(what):
             from rematch.foresight.tradeoff import pareto as ask
 
-            answer = ask(
-                made.model,
-                made.sample,
-                loss=made.loss,
-                budgets=budgets,
-                device=device,
-                solver=chosen,
-                time_limit=time_limit,
-            )
+            how: dict[str, Any] = {"budgets": budgets, "device": device, "solver": chosen, "time_limit": time_limit}
+            answer = ask(made.model, made.sample, loss=made.loss, **how)
     else:
         if device is not None:
             raise RematchError("--device is for models; the costs of a graph file are those that it has")
@@ -182,23 +242,29 @@ def _answer(answer: Answer, json_output: bool, plot: Path | None) -> None:
     say(json.dumps(answer.to_data(), indent=2) if json_output else str(answer))
 
 
-def _make(name: str) -> _Made:
+def is_model(text: str) -> bool:
+    """Whether this names a function that makes a model, and not a file."""
+    return ":" in text and not Path(text).exists()
+
+
+def make_model(name: str) -> Made:
     """Call the function of this name and take apart what it returns."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else PyTorch remarks that it cannot count older memory
     where, colon, function = name.rpartition(":")
     if not colon or not where or not function:
-        raise RematchError(f"{name!r} names no function; {_FORM}")
+        hint = "; for graph files there is `rematch solve`" if name.endswith(".json") else ""
+        raise RematchError(f"{name!r} names no function; {_FORM}{hint}")
     module = _imported(where)
     make = getattr(module, function, None)
     if not callable(make):
         public = [known for known, value in vars(module).items() if callable(value) and not known.startswith("_")]
         raise RematchError(unknown_name(f"function of {where}", function, public))
-    with _errors_of(name):
+    with errors_of(name):
         returned = make()
     if not isinstance(returned, tuple) or len(returned) not in (2, 3):
         said = f"{len(returned)} things" if isinstance(returned, tuple) else f"a {type(returned).__name__}"
         raise CaptureError(f"{name} returned {said}; it should return (module, sample) or (module, sample, loss)")
-    return _Made(*returned)
+    return Made(*returned)
 
 
 def _imported(where: str) -> Any:
@@ -211,12 +277,12 @@ def _imported(where: str) -> Any:
         sys.path.insert(0, str(path.resolve().parent))  # as Python does for a script, so that it finds its neighbours
         return import_file(path, f"rematch_model_{path.stem}", f"{where} cannot be loaded")
     sys.path.insert(0, os.getcwd())
-    with _errors_of(where):
+    with errors_of(where):
         return import_module(where)
 
 
 @contextmanager
-def _errors_of(name: str) -> Iterator[None]:
+def errors_of(name: str) -> Iterator[None]:
     """Errors of the user's own code are one line that says whose they are."""
     try:
         yield

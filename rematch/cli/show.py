@@ -1,4 +1,4 @@
-"""`rematch show`, `report` and `generate`: graphs and plans in words and pictures, and graphs to try things with."""
+"""`rematch show` and `rematch generate`: graphs and plans in words and pictures, and graphs to try things with."""
 
 from __future__ import annotations
 
@@ -51,37 +51,13 @@ def show(
     if is_plan(data):
         plan = Plan.from_json(data, str(file))
         if dot is not None or plot is not None:
-            drawn = _graph_of(plan, file, graph, plain)
+            drawn = graph_of(plan, file, graph, plain)
             _draw(drawn, plan.schedule, plan.figures.budget_bytes, dot, plot)
         say(str(plan))
     else:
         loaded = noted(graph_from_json(data, str(file), plain=plain), file)
         _draw(loaded, None, None, dot, plot)
         say(describe_graph(loaded))
-
-
-@app.command()
-def report(
-    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan from `rematch solve -o` or Plan.save.")],
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="HTML", help="Write the page here.")] = Path(
-        "plan.html"
-    ),
-    graph: Annotated[
-        Path | None,
-        typer.Option(metavar="GRAPH", help="The plan's graph: the page then tells which modules hold the memory."),
-    ] = None,
-    plain: Plain = False,
-) -> None:
-    """Write a plan as one HTML page that needs nothing else: memory, schedule, extra time, proof."""
-    from rematch.files import require_writable
-    from rematch.planning.plan import Plan
-
-    require_writable(output)
-    known = Plan.load(plan)
-    if graph is not None:
-        known = known.with_graph(_graph_of(known, plan, graph, plain))
-    known.report(output)
-    say(f"{output} shows {plan}" + ("" if graph is not None else "; with --graph it would tell more"))
 
 
 @app.command()
@@ -116,7 +92,8 @@ def generate(
     say(describe_graph(made))
 
 
-def _graph_of(plan: Plan, plan_path: Path, graph_path: Path | None, plain: bool) -> Graph:
+def graph_of(plan: Plan, plan_path: Path, graph_path: Path | None, plain: bool) -> Graph:
+    """The graph that the plan of a file is drawn with, if it is the plan's own."""
     if graph_path is None:
         raise FormatError(f"{plan_path} is a plan; to draw it, give its graph too: --graph FILE")
     graph = load_graph(graph_path, plain)

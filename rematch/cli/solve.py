@@ -61,23 +61,17 @@ def solve(
     Ctrl-C or a SIGTERM ends the search with the best schedule so far.
     """
     from rematch.files import require_writable
-    from rematch.graph import baseline, simulate
-    from rematch.planning.budget import parse_budget, require_possible
     from rematch.planning.plan import Figures, Plan
     from rematch.report.text import describe_failure
-    from rematch.solvers import DEFAULT_SOLVER, Problem
+    from rematch.solvers import DEFAULT_SOLVER
 
-    if not 0 < time_limit < float("inf"):
-        raise SolverError(f"--time-limit {time_limit:g} is not possible; give a number of seconds above 0, such as 60")
+    require_time(time_limit)
     if output is not None:
         require_writable(output)
     run_plugin(plugin)
     chosen = make_solver(solver or DEFAULT_SOLVER, option or [])
     loaded = load_graph(graph, plain)
-    budget_bytes = parse_budget(budget, simulate(loaded, baseline(loaded)).peak_bytes)
-    require_possible(loaded, budget_bytes)
-    problem = Problem(loaded, budget_bytes)
-    solution = _solve(problem, chosen, time_limit)
+    problem, solution = _searched(loaded, budget, chosen, time_limit)
     figures = Figures.of(problem, solution)
     plan = None if solution.schedule is None else Plan.from_solution(problem, solution)
     if plan is not None and output is not None:
@@ -123,6 +117,34 @@ def solvers(plugin: Plugin = None) -> None:
         say(f"    accepts  {known.requires or 'any graph'}")
         if options := _option_defaults(known):
             say(f"    options  {options}")
+
+
+def require_time(time_limit: float) -> None:
+    """Refuse a time limit that is none."""
+    if not 0 < time_limit < float("inf"):
+        raise SolverError(f"--time-limit {time_limit:g} is not possible; give a number of seconds above 0, such as 60")
+
+
+def plan_of_graph(graph: Graph, budget: str, solver: Solver, time_limit: float) -> Plan:
+    """The plan for a graph; without one, the process exits with status 1."""
+    from rematch.planning.plan import Figures, Plan
+    from rematch.report.text import describe_failure
+
+    problem, solution = _searched(graph, budget, solver, time_limit)
+    if solution.schedule is None:
+        exit_with(1, describe_failure(Figures.of(problem, solution), graph.name, time_limit))
+    return Plan.from_solution(problem, solution)
+
+
+def _searched(graph: Graph, budget: str, solver: Solver, time_limit: float) -> tuple[Problem, Solution]:
+    from rematch.graph import baseline, simulate
+    from rematch.planning.budget import parse_budget, require_possible
+    from rematch.solvers import Problem
+
+    budget_bytes = parse_budget(budget, simulate(graph, baseline(graph)).peak_bytes)
+    require_possible(graph, budget_bytes)
+    problem = Problem(graph, budget_bytes)
+    return problem, _solve(problem, solver, time_limit)
 
 
 def _solve(problem: Problem, solver: Solver, time_limit: float) -> Solution:
