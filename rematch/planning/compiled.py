@@ -98,7 +98,7 @@ class GraphPlanner:
     def _decide(self, capture: FusedCapture, own: tuple[GraphModule, GraphModule], between_bytes: int) -> Decision:
         device = device_of(capture.joint)
         planner = Planner(self.settings)
-        loss = _loss_cost(device, between_bytes)
+        loss = _loss_cost(capture, between_bytes)
         outside_bytes = planner.outside_bytes(capture.graph, device, self.state_bytes + self.around.before_bytes)
         graph = graph_with_outside(capture.graph, loss, outside_bytes)
         capture = replace(capture, graph=graph)
@@ -122,6 +122,8 @@ class GraphPlanner:
 
     def adopt(self, decision: Decision, asked_bytes: int) -> None:
         """Go by `decision`, made here or by another process for the same graph and `asked_bytes`."""
+        if self.decision is not None:  # of the same graph, before it was measured
+            self.planner.forget(self.decision.plan)
         self.planner.remember(decision.plan)
         self.decision = decision
         self.asked_bytes = asked_bytes
@@ -165,7 +167,7 @@ class GraphPlanner:
 
     def _predicted_bytes(self, decision: Decision, capture: FusedCapture, between_bytes: int) -> int:
         """The peak that would have been predicted, had one known what is taken outside of the graph."""
-        loss = _loss_cost(device_of(capture.joint), between_bytes)
+        loss = _loss_cost(capture, between_bytes)
         if decision.own_peaks is not None:
             return decision.own_peaks.peak_bytes(loss.workspace_bytes + loss.retained_bytes)
         allocated = next(value.size_bytes for value in capture.graph.values if value.role == ALREADY_ALLOCATED)
@@ -214,6 +216,7 @@ class GraphPlanner:
         )
 
 
-def _loss_cost(device: torch.device, between_bytes: int) -> LossCost:
+def _loss_cost(capture: FusedCapture, between_bytes: int) -> LossCost:
     """What is taken between forward and backward, and what small things stay: the loss and its gradient."""
-    return LossCost(between_bytes, 4 * allocated_bytes(16, device))
+    small_bytes = 4 * allocated_bytes(16, device_of(capture.joint))
+    return LossCost(between_bytes, small_bytes, capture.first_run_seconds)

@@ -138,6 +138,10 @@ class Planner:
         self.plans.append(plan)
         return plan
 
+    def forget(self, plan: Plan) -> None:
+        """Let go of a plan that another one replaces."""
+        self.plans = [known for known in self.plans if known is not plan]
+
     def budget_bytes(self, graph: Graph, device: torch.device) -> int:
         """What tensors may take on the device at the peak."""
         if self.settings.budget == "auto":

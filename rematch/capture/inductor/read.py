@@ -4,9 +4,13 @@
 
 An operator is a buffer of `find_buffers` and everything inlined into it. Matrix products, convolutions, attention and
 whatever is not known to fuse cost what they cost in eager mode. All others cost memory traffic: the bytes that their
-leaves and results have, at the rate that a large copy reaches. In backward, where nothing is recomputed, kernels
-between two products count as fused: what one of them has read or written, the next ones read at no cost. Random
-numbers count as traffic too: computing one takes about as long as moving 16 bytes.
+leaves and results have, at the rate that a large copy reaches. In backward, kernels between two products count as
+fused: what one of them has read or written, the next ones read at no cost. A forward operator has the cost of running
+again, where reads can be free (see `again`); what it costs more in forward is the loss operator's. Random numbers count
+as traffic too: computing one takes about as long as moving 16 bytes.
+
+Inductor runs convolutions in channels-last order where it expects a gain. They are measured so, and the copies of their
+weights in that order are in memory from the beginning.
 """
 
 from __future__ import annotations
@@ -17,11 +21,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch._inductor.graph import GraphLowering
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from rematch.capture.cost import Call, Cost, Profile
+from rematch.capture.inductor.again import FreeReads
 from rematch.capture.inductor.buffers import Buffers, find_buffers, hinted, tensor_bytes
 from rematch.capture.inductor.nodes import Kind, is_mutation, kind_of, runs_once
 from rematch.capture.joint.read import TANGENTS_CAN_BE_FREED
@@ -46,6 +52,7 @@ class FusedCapture:
     value_of: dict[Node, int]  # node of a buffer, or of an entry -> value
     tangent_bytes: int
     symbolic: bool  # some sizes are known as they were when the graph was traced, and may change
+    first_run_seconds: float  # of forward's operators, beyond what they cost when they run again
     returns_loss: bool  # forward returns a number to differentiate, so nothing large is computed from its results
     notes: tuple[str, ...] = ()
 
@@ -74,6 +81,9 @@ class _Reading:
         self.device = device_of(found.joint)
         self.position = {node: place for place, node in enumerate(found.buffers)}
         self.concrete = _Concrete()
+        self.channels_last = GraphLowering.decide_layout_opt(found.joint, is_inference=False)
+        self.free_reads = FreeReads(found)
+        self.first_run_seconds = 0.0
         self.bytes_per_second = self._copy_rate()
         self.values: list[Value] = []
         self.ops: list[Op] = []
@@ -117,6 +127,7 @@ class _Reading:
             value_of=self.value_of,
             tangent_bytes=sum(tensor_bytes(node) for node in tangents),
             symbolic=any(_is_symbolic(node.meta["val"]) for node in self.value_of),
+            first_run_seconds=self.first_run_seconds,
             returns_loss=any(_is_number(node.meta.get("val")) for node in tangents),
             notes=self._notes(),
         )
@@ -169,7 +180,18 @@ class _Reading:
                     Value(node.name, size, resident=True, role=role if node.op == "placeholder" else "constants")
                 )
             self.value_of[node] = storages[key]
+        copied_bytes = sum(tensor_bytes(weight) for weight in self._reordered_weights())
+        if copied_bytes:
+            self.values.append(Value("weights in channels-last order", copied_bytes, resident=True, role="constants"))
         self.values.append(Value(ALREADY_ALLOCATED, 0, resident=True, role=ALREADY_ALLOCATED))
+
+    def _reordered_weights(self) -> set[Node]:
+        """Weights of convolutions that inductor copies into channels-last order."""
+        if not self.channels_last:
+            return set()
+        convolutions = self.found.joint.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)
+        weights = {convolution.args[1] for convolution in convolutions}
+        return {weight for weight in weights if isinstance(weight, Node) and not _is_channels_last(weight.meta["val"])}
 
     def _add_loss(self, tangents: list[Node], held: list[int]) -> None:
         outputs = []
@@ -238,26 +260,43 @@ class _Reading:
         if kind_of(node) is Kind.KERNEL and not is_mutation(node):
             self.fresh.clear()
             try:
-                return self.profile(Call.of(node, self.concrete.value)).cost
+                return self.profile(Call.of(node, self._as_run(node))).cost
             except RematchError:
                 self.estimated.add(str(node.target))
         return self._traffic(node, leaves, results, phase)
 
+    def _as_run(self, node: Node) -> Callable[[Node], Any]:
+        """What the arguments of a kernel are like: those of convolutions may be reordered."""
+        packet = getattr(node.target, "overloadpacket", None)
+        if self.channels_last and packet in (torch.ops.aten.convolution, torch.ops.aten.convolution_backward):
+            return self.concrete.channels_last
+        return self.concrete.value
+
     def _traffic(self, node: Node, leaves: frozenset[Node], results: list[Node], phase: Phase) -> Cost:
-        if phase is not Phase.BACKWARD:
+        """The cost of a fused kernel; in forward, of running it again."""
+        written = sum(tensor_bytes(result) for result in results)
+        written += _BYTES_PER_RANDOM_NUMBER * self.found.drawn_by(node.all_input_nodes)
+        if phase is Phase.BACKWARD:
+            moved = written + self._read_bytes(node, leaves - self.fresh, results)
+            self.fresh |= leaves | set(results)
+        else:
             self.fresh.clear()
+            moved = written + self._read_bytes(node, leaves - self.free_reads.of(node), results)
+            first = written + self._read_bytes(node, leaves, results)
+            self.first_run_seconds += (first - moved) / self.bytes_per_second
+        return Cost(_LAUNCH_SECONDS + moved / self.bytes_per_second, 0, None)
+
+    def _read_bytes(self, node: Node, leaves: frozenset[Node], results: list[Node]) -> int:
+        """What a fused kernel reads of its leaves: of a lookup only what it needs."""
         elements = max((hinted(result.meta["val"].numel()) for result in results), default=0)
         whole = self.found.kinds[node] is not Kind.FUSED
-        moved = sum(tensor_bytes(result) for result in results)
-        for leaf in leaves - self.fresh:
+        read = 0
+        for leaf in leaves:
             value = leaf.meta.get("val")
             if isinstance(value, torch.Tensor):
                 touched = tensor_bytes(leaf)
-                moved += touched if whole else min(touched, elements * value.element_size())
-        if phase is Phase.BACKWARD:
-            self.fresh |= leaves | set(results)
-        moved += _BYTES_PER_RANDOM_NUMBER * self.found.drawn_by(node.all_input_nodes)
-        return Cost(_LAUNCH_SECONDS + moved / self.bytes_per_second, 0, None)
+                read += touched if whole else min(touched, elements * value.element_size())
+        return read
 
     def _notes(self) -> tuple[str, ...]:
         notes = [
@@ -282,6 +321,14 @@ class _Concrete:
     def value(self, node: Node) -> Any:
         return pytree.tree_map(self._leaf, node.meta.get("val"))
 
+    def channels_last(self, node: Node) -> Any:
+        """The same for a tensor that inductor has put into channels-last order."""
+        value = self.value(node)
+        if not isinstance(value, torch.Tensor) or value.dim() != 4:
+            return value
+        with self._mode:
+            return torch.empty(value.shape, dtype=value.dtype, device=value.device, memory_format=torch.channels_last)
+
     def _leaf(self, leaf: Any) -> Any:
         if isinstance(leaf, torch.SymInt):
             return hinted(leaf)
@@ -294,6 +341,10 @@ class _Concrete:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and hinted(value.numel()) == 1
+
+
+def _is_channels_last(tensor: torch.Tensor) -> bool:
+    return tensor.dim() != 4 or tensor.is_contiguous(memory_format=torch.channels_last)
 
 
 def _is_symbolic(tensor: torch.Tensor) -> bool:
