@@ -67,6 +67,8 @@ def test_a_wheel_solves_in_an_environment_of_its_own(built: Path, tmp_path: Path
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"), encoding="utf-8")
     where = run(binaries / "python", "-c", "import rematch; print(rematch.__file__)", cwd=tmp_path)
     assert Path(where.strip()).is_relative_to(packages)
+    listed = run(binaries / "python", "-c", "import torch; print(torch.compiler.list_backends())", cwd=tmp_path)
+    assert "'rematch'" in listed  # for torch.compile(backend="rematch"), without an import of rematch
     run(binaries / "rematch", "generate", "chain", "layers=4", "-o", "g.json", cwd=tmp_path)
     run(binaries / "rematch", "solve", "g.json", "--budget", "90%", "-o", "p.json", cwd=tmp_path)
     assert "holds for g.json" in run(binaries / "rematch", "check", "p.json", "g.json", cwd=tmp_path)

@@ -81,7 +81,7 @@ class GraphPlanner:
         solver = s.solver if isinstance(s.solver, str) else repr(s.solver)
         options = tuple(sorted((name, repr(value)) for name, value in s.options.items()))
         required = None if self.planner.required is None else hash(self.planner.required.schedule)
-        return (str(s.budget), solver, options, s.time_limit, self.state_bytes, s.reserve_bytes, required)
+        return (str(s.budget), solver, options, s.pins, s.time_limit, self.state_bytes, s.reserve_bytes, required)
 
     def decide(
         self, joint: GraphModule, own: tuple[GraphModule, GraphModule], *, forward_outputs: int, static: frozenset[int]

@@ -19,9 +19,11 @@ from typing import Any
 
 import torch
 from torch._guards import TracingContext, detect_fake_mode, tracing
+from torch._inductor import list_mode_options, list_options
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
+import rematch
 from rematch.capture.inductor.copies import copy_module
 from rematch.errors import BudgetError, BudgetInfeasible
 from rematch.execute.compiled.meter import StepMeter
@@ -107,7 +109,10 @@ class CompiledGraph:
         self.planner.lenient = held_bytes > 0
         if self.device.type != "cuda":
             self.planner.around = replace(self.planner.around, before_bytes=held_bytes)
-        identity = (VERSION, _device_name(self.device), self.planner.identity, self.planner.around.before_bytes)
+        version = (VERSION, rematch.__version__)
+        options = repr(sorted(self.backend.inductor_options.items()))
+        planned = (self.planner.identity, self.planner.around.before_bytes)
+        identity = (*version, _device_name(self.device), options, *planned)
         notebook = Notebook(graph_key(self._module, self._example_inputs, identity))
         settled = notebook.settled
         if self.compilations == 1 and settled is not None:
@@ -260,6 +265,7 @@ def rematch_backend(
     """What `torch.compile(model, backend="rematch", options={"budget": "8GiB", ...})` calls for each graph.
 
     `options` are ours (budget, solver, time_limit, reserve) and inductor's (`max_autotune`, `triton.cudagraphs`, ...).
+    `mode` stands for several of inductor's: "max-autotune", "reduce-overhead".
     """
     given = dict(options or {})
     if "budget" not in given:
@@ -282,9 +288,18 @@ def _backend_for(options: dict[str, Any]) -> CompiledBackend:
             parse_budget(ours["budget"], baseline_peak_bytes=2**40)
         reserve_bytes = parse_budget(reserve, baseline_peak_bytes=0) if reserve else 0
         settings = Settings(**ours, reserve_bytes=reserve_bytes, progress=False, engine=COMPILED)
-        inductor = {name: value for name, value in options.items() if name not in _OURS}
-        backends[key] = CompiledBackend(Planner(settings), inductor)
+        backends[key] = CompiledBackend(Planner(settings), _inductor_options(options))
     return backends[key]
+
+
+def _inductor_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Those that are not ours, with what a `mode` stands for."""
+    given = {name.replace("-", "_"): value for name, value in options.items() if name not in _OURS}
+    mode = given.pop("mode", None)
+    unknown = [name for name in given if name not in list_options()]
+    if unknown:
+        raise BudgetError(f"{', '.join(unknown)}: options of neither rematch ({', '.join(_OURS)}) nor inductor")
+    return {**(list_mode_options(mode) if mode is not None else {}), **given}
 
 
 def _described(decision: Decision | None) -> str:

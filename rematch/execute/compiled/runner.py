@@ -13,15 +13,25 @@ from typing import Any
 
 import torch
 import torch._dynamo
+from torch import nn
 
 from rematch.errors import CaptureError
 from rematch.execute.compiled.backend import CompiledBackend, Planned
 from rematch.execute.own_code import own_code
-from rematch.execute.runner import Runner
+from rematch.execute.runner import Loss, Runner
+from rematch.planning.planner import Planner
 
 
 class CompiledRunner(Runner):
     """Callable like the `forward` it replaces; see the module."""
+
+    def __init__(self, module: nn.Module, planner: Planner, loss: Loss | None = None) -> None:
+        if loss is not None:
+            raise CaptureError(
+                'engine="compiled" takes no loss=: the first steps measure what your loss takes, and correct the plan. '
+                "Leave it out"
+            )
+        super().__init__(module, planner)
 
     def _reset(self) -> None:
         super()._reset()

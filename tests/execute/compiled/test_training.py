@@ -15,7 +15,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 import rematch
-from rematch.execute.compiled.backend import rematch_backend
+from rematch.execute.compiled.backend import _backend_for, rematch_backend
 from rematch.planning import planner
 from rematch.trial import Trial, same_outcome
 from tests.modules import Net, batch, mean_square
@@ -125,6 +125,20 @@ def test_a_plan_for_another_graph_is_refused() -> None:
 def test_options_need_a_budget() -> None:
     with pytest.raises(Exception, match="needs a budget"):
         torch.compile(net(), backend=rematch_backend)(SAMPLE)
+
+
+def test_a_mode_of_inductor_goes_into_the_options() -> None:
+    backend = _backend_for({"budget": "1GiB", "mode": "max-autotune", "epilogue_fusion": False})
+    assert backend.inductor_options["max_autotune"] is True
+    assert backend.inductor_options["triton.cudagraphs"] is True
+    assert backend.inductor_options["epilogue_fusion"] is False
+    with pytest.raises(rematch.BudgetError, match="max_autotone: options of neither"):
+        _backend_for({"budget": "1GiB", "max_autotone": True})
+
+
+def test_a_loss_is_refused_in_words() -> None:
+    with pytest.raises(rematch.CaptureError, match="takes no loss="):
+        rematch.remat(net(), SAMPLE, budget="1GiB", engine="compiled", loss=mean_square)
 
 
 def test_torch_finds_the_backend_by_name() -> None:
