@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import runpy
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.integrations.tiny import forget_accelerate
 from tests.pages import DOCS, python_blocks
@@ -27,6 +29,15 @@ def somewhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forget_accelerate()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Kernels this small gain nothing from threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 def run_example(name: str, monkeypatch: pytest.MonkeyPatch, *options: str) -> None:
     monkeypatch.setattr(sys, "argv", [name, *options])
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
@@ -45,6 +56,42 @@ def test_llama_with_adapters(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     printed = capsys.readouterr().out
     assert "operators recomputed" in printed
     assert "step 1  loss" in printed
+
+
+def losses_of(printed: str) -> list[str]:
+    return [line for line in printed.splitlines() if line.startswith("step ")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("resnet.py", ["--seconds", "1", "--size", "32", "--budget", "3MiB"], "without recomputation\nResNet"),
+        ("unet.py", ["--seconds", "1", "--channels", "4", "--size", "32"], "UNet: extra time by budget"),
+        ("translation.py", ["--seconds", "2", "--lengths", "32", "24"], "length 24"),
+        ("gan.py", ["--seconds", "1"], "GeneratingStep"),
+    ],
+)
+def test_networks_of_other_kinds_train_as_without_a_budget(
+    name: str, options: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_example(name, monkeypatch, *options)
+    printed = capsys.readouterr().out
+    assert said in printed
+    assert "operators recomputed" in printed and "by      auto" in printed
+    run_example(name, monkeypatch, *options, "--budget", "200%")
+    kept = capsys.readouterr().out
+    assert "by      everything kept" in kept
+    assert losses_of(printed) and losses_of(printed) == losses_of(kept)
+
+
+def test_planning_for_a_gpu_that_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_example("plan_without_gpu.py", monkeypatch, "--seconds", "2", "--layers", "2")
+    printed = capsys.readouterr().out
+    assert "operators recomputed" in printed and "H100" in printed
+    assert "Memory over time" in Path("plan.html").read_text()
 
 
 @pytest.mark.slow
