@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
@@ -36,21 +36,48 @@ def state_bytes(optimizers: Iterable[Optimizer]) -> int:
 
 
 def forecast_state_bytes(optimizer: Optimizer, profile: Callable[[Call], Profile]) -> int:
-    """What the optimizer will keep: record the first `step()` of a copy of it on tensors without data."""
+    """What the optimizer will keep: record the first `step()` of a copy of it on tensors without data.
+
+    PyTorch's own optimizers treat each parameter by itself, so that one parameter of each kind tells for all like it.
+    """
     if optimizer.state:
         return state_bytes([optimizer])
     recorder = Recorder(profile)
     recorder.phase = Phase.BACKWARD
     stand_in = copy.copy(optimizer)
     stand_in.state = defaultdict(dict)
-    stand_in.param_groups = [
-        {**group, "params": [_with_gradient(recorder, parameter) for parameter in group["params"]]}
-        for group in optimizer.param_groups
-    ]
+    stand_in.param_groups = []
+    separable = type(optimizer) in _SEPARABLE
+    alike: Counter[torch.Tensor] = Counter()  # by parameter that takes part: for how many it stands
+    for group in optimizer.param_groups:
+        made: dict[Any, nn.Parameter] = {}
+        for parameter in group["params"]:
+            kind = _kind(parameter) if separable else id(parameter)
+            if kind not in made:
+                made[kind] = _with_gradient(recorder, parameter)
+            alike[made[kind]] += 1
+        stand_in.param_groups.append({**group, "params": list(made.values())})
     with random_states_kept([]), recorder:
         stand_in.step()
-    kept = {leaf.hold.storage for leaf in pytree.tree_leaves(dict(stand_in.state)) if isinstance(leaf, Recorded)}
-    return sum(allocated_bytes(recorder.storages[s].size_bytes, recorder.storages[s].device) for s in kept)
+    kept: Counter[int] = Counter()  # by storage
+    for parameter, state in stand_in.state.items():
+        held = {leaf.hold.storage for leaf in pytree.tree_leaves(state) if isinstance(leaf, Recorded)}
+        kept |= Counter(dict.fromkeys(held, alike[parameter]))
+    storages = recorder.storages
+    return sum(count * allocated_bytes(storages[s].size_bytes, storages[s].device) for s, count in kept.items())
+
+
+_SEPARABLE = {
+    kind
+    for kind in vars(torch.optim).values()
+    if isinstance(kind, type) and issubclass(kind, Optimizer) and kind not in (Optimizer, torch.optim.LBFGS)
+}
+
+
+def _kind(parameter: torch.Tensor) -> tuple[Any, ...]:
+    """Parameters of one kind have states of one size."""
+    layout = tuple(parameter.shape), parameter.stride(), parameter.dtype, parameter.device
+    return type(parameter), *layout, parameter.requires_grad
 
 
 def _with_gradient(recorder: Recorder, parameter: torch.Tensor) -> nn.Parameter:

@@ -23,13 +23,15 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "amsgrad": lambda parameters: torch.optim.AdamW(parameters, amsgrad=True, foreach=False),
     "adafactor": lambda parameters: torch.optim.Adafactor(parameters),
     "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, momentum=0.1),
+    "groups": lambda parameters: torch.optim.SGD([{"params": [p], "momentum": 0.9 * (p.ndim - 1)} for p in parameters]),
+    "one for all": lambda parameters: OneForAll(parameters),
 }
 
 
 def model() -> nn.Module:
     torch.manual_seed(0)
-    made = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 8))
-    made[2].bias.requires_grad_(False)
+    made = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 8))
+    made[4].bias.requires_grad_(False)
     return made
 
 
@@ -50,6 +52,18 @@ def test_a_forecast_is_what_the_first_step_makes(name: str) -> None:
     backward(module)
     optimizer.step()
     assert expected_bytes == state_bytes([optimizer])
+
+
+class OneForAll(torch.optim.Optimizer):
+    """Keeps one buffer for all its parameters together, with the first of them."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    def step(self, closure: Any = None) -> None:
+        (group,) = self.param_groups
+        trained = [parameter for parameter in group["params"] if parameter.grad is not None]
+        self.state[trained[0]]["all"] = torch.cat([parameter.grad.flatten() for parameter in trained])
 
 
 def test_a_state_that_is_there_needs_no_forecast() -> None:
