@@ -91,6 +91,7 @@ class Minimum:
     bound: float  # no point below the cut-off costs less than this; -inf if unknown
     objective: float = math.inf
     point: Floats | None = field(default=None, repr=False)  # the best point found
+    prices: Floats | None = field(default=None, repr=False)  # per row, what a unit more of its limit changes; relaxed
 
 
 def minimise(
@@ -164,7 +165,8 @@ class Relaxation:
             status == state for state in (highspy.HighsModelStatus.kOptimal, highspy.HighsModelStatus.kInfeasible)
         )
         objective, point = _best_point(self._highs)
-        return Minimum(optimal or infeasible, infeasible, objective if optimal else -math.inf, objective, point)
+        prices = np.array(self._highs.getSolution().row_dual) if optimal else None
+        return Minimum(optimal or infeasible, infeasible, objective if optimal else -math.inf, objective, point, prices)
 
 
 def _loaded(model: LinearModel, *, relaxed: bool) -> Any:

@@ -172,9 +172,9 @@ class Auto(Solver):
         worker = _LocalSearchThread(incumbent, lifted, self.seed)
         worker.start()
         worker.join(min(_HEAD_START_SECONDS, 0.1 * incumbent.deadline.remaining))
-        relax_epochs(incumbent, on_lift=lifted.put)
+        chosen = relax_epochs(incumbent, on_lift=lifted.put)
         _ask_others(incumbent)
-        search_epochs(incumbent, moments=self.moments, on_lift=lifted.put)
+        search_epochs(incumbent, moments=self.moments, chosen=chosen, on_lift=lifted.put)
         while worker.is_alive() and not incumbent.over:
             worker.join(0.05)
         if worker.error is not None:
@@ -194,9 +194,9 @@ class Auto(Solver):
             take_a_turn()
 
         take_a_turn()
-        relax_epochs(incumbent, on_lift=repair)
+        chosen = relax_epochs(incumbent, on_lift=repair)
         _ask_others(incumbent)
-        search_epochs(incumbent, moments=self.moments, on_lift=repair)
+        search_epochs(incumbent, moments=self.moments, chosen=chosen, on_lift=repair)
 
 
 def _ask_others(incumbent: Incumbent) -> None:

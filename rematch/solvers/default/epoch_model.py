@@ -42,9 +42,7 @@ class EpochModel:
     )  # [moment, value] -> column, or ABSENT: the value is alive while the moment first runs
     again: Ints = field(init=False)  # [epoch, operator] -> column: computed in this epoch, and not for the first time
     twice: dict[tuple[int, int], int] = field(default_factory=dict, init=False)  # (epoch, operator) in its first epoch
-    later: list[Ints] = field(
-        default_factory=list, init=False
-    )  # per epoch, operator -> column: again in it or after it
+    memory_rows: list[int] = field(default_factory=list, init=False)  # per moment, the row that enforces memory at it
 
     def __post_init__(self) -> None:
         graph = self.precedence.graph
@@ -101,6 +99,7 @@ class EpochModel:
         values = np.flatnonzero(self.keep[epoch] != ABSENT)
         op = self.precedence.graph.arrays.order[self.moments[epoch]]
         room = 1.0 - self.precedence.graph.arrays.workspace[op] / self.free_bytes
+        self.memory_rows.append(self.program.row_count)
         self.program.rows(self.keep[epoch, values][None, :], self.weight[values], upper=room)
 
     def _carry_over(self, epoch: int) -> None:

@@ -41,7 +41,8 @@ Four things make it tighter, each added only where it is violated or pays:
   relaxation of random layered graphs by a third.
 
 Before any of it is solved in whole numbers, a few rounds of the linear relaxation give a bound, and starts for the
-local search, within seconds also for 50,000 operators (`relax_epochs`).
+local search, within seconds also for 50,000 operators (`relax_epochs`). They also choose the moments: a handful at
+which memory has a price bounds better than many that are spread, and a program with few moments is solved to the end.
 
 The point found is *lifted*: each chosen operator runs just before its first use in its epoch. If the oracle finds the
 lifted schedule within the budget, it costs what the program says and is optimal; else the places where it breaks are
@@ -72,7 +73,10 @@ _FIRST_ROUND = 0.15  # of the time: what a program may take before its best poin
 _ROUND_GROWTH = 1.5  # of that, after each round that was cut short
 _MOST_COLUMNS = 150_000  # in whole numbers: on larger programs HiGHS is deaf to time limits for up to minutes
 _RELAXED_SHARE = 0.5  # of the time, for the linear relaxation alone
-_RELAXED_MOMENTS = 8  # at most
+_RELAXED_MOMENTS = 12  # at most
+_ROUNDS_IN_VAIN = 4  # of the linear relaxation, which raise no bound, before it ends
+_HIGHER = 0.02  # of the gap: by how much chosen moments must raise the relaxation above that of spread ones
+_CHOSEN_FIRST_ROUND = 0.7  # of the time, for a program with chosen moments, which are few and need no others soon
 _CLOSE = 0.01  # of the extra time: what is left between schedule and bound when the linear relaxation has done its part
 _NEARLY = 0.05  # of the budget: by how much a rounded schedule may exceed it and still be worth repairing
 _SPREAD = 40  # new moments of the linear relaxation keep this part of the graph away from others, if they can
@@ -90,41 +94,62 @@ class Epochs(Solver):
     def solve(self, problem: Problem, *, deadline: Deadline, on_progress: OnProgress) -> Solution:
         incumbent = Incumbent(problem, deadline, on_progress)
         incumbent.offer(baseline(problem.graph), self.name)
-        relax_epochs(incumbent)
-        search_epochs(incumbent, moments=self.moments)
+        search_epochs(incumbent, moments=self.moments, chosen=relax_epochs(incumbent))
         return incumbent.solution(self.name)
 
 
-def relax_epochs(incumbent: Incumbent, *, on_lift: Callable[[Schedule], None] = lambda schedule: None) -> None:
+def relax_epochs(
+    incumbent: Incumbent, *, on_lift: Callable[[Schedule], None] = lambda schedule: None
+) -> tuple[int, ...]:
     """Rounds of the linear relaxation alone, from one moment on: a bound in seconds where whole numbers take minutes.
 
     With one moment the program is a minimum cut but for its row of memory, so that nearly all columns come out whole;
     with more, suffixes keep the bound as high. Points are rounded and lifted, and the next round enforces memory where
-    the lifted schedule breaks. `on_lift` sees those that nearly keep the budget: repairing the others takes longer than
-    finding a schedule anew. Once the incumbent is close to the bound only whole numbers can tell more.
+    the lifted schedule breaks, but no longer at moments whose row of memory has no price: without them the bound is as
+    high and the program smaller. `on_lift` sees the schedules that nearly keep the budget: repairing the others takes
+    longer than finding a schedule anew. Once the incumbent is close to the bound only whole numbers can tell more.
+
+    Returns the moments with a price in the round with the highest bound.
     """
     problem = incumbent.problem
     precedence = Precedence.of(problem.graph)
     deadline = incumbent.deadline.within(_RELAXED_SHARE * incumbent.deadline.remaining)
     moments = first_moments(problem, 1)
     before: tuple[int, ...] = ()
+    highest, priced, idle, in_vain = -math.inf, moments, set[int](), 0
 
     def hand_on(schedule: Schedule) -> None:
         if simulate(problem.graph, schedule).peak_bytes <= (1.0 + _NEARLY) * problem.budget_bytes:
             on_lift(schedule)
 
-    while moments != before and len(moments) <= _RELAXED_MOMENTS and not (_close(incumbent) or deadline.expired):
+    while moments != before and len(moments) <= _RELAXED_MOMENTS and in_vain < _ROUNDS_IN_VAIN:
+        if _close(incumbent) or deadline.expired:
+            break
         model = EpochModel(precedence, problem.budget_bytes, Refinement(moments, suffixes=True))
         found = minimise(model.program, deadline=deadline, relaxed=True, interrupt=lambda: incumbent.over)
         if found.infeasible:
             incumbent.prove_infeasible("epochs")
         if found.infeasible or not found.finished or found.point is None:
-            return
+            break
         size = f"{len(moments)} moments, {model.program.column_count} columns"
         incumbent.tell("epochs", f"linear relaxation, {size}: +{found.bound:.3f} %")
         incumbent.raise_bound(found.bound, "epochs")
         broken = _offer_lifted(found.point, model, incumbent, hand_on)
-        before, moments = moments, _more_moments(moments, broken, len(problem.graph.ops))
+        before = _priced_moments(model, found)
+        idle.update(set(moments) - set(before))
+        in_vain += 1
+        if found.bound > highest + _TOLERANCE:
+            highest, priced, in_vain = found.bound, before, 0
+        moments = _more_moments(before, [place for place in broken if place.stage not in idle], len(problem.graph.ops))
+    return priced
+
+
+def _priced_moments(model: EpochModel, found: Minimum) -> tuple[int, ...]:
+    """The moments at which more memory would lower the bound."""
+    if found.prices is None:
+        return model.refinement.moments
+    priced = np.abs(found.prices[model.memory_rows]) > _TOLERANCE
+    return tuple(model.moments[priced].tolist())
 
 
 def _close(incumbent: Incumbent) -> bool:
@@ -146,17 +171,26 @@ def _more_moments(moments: tuple[int, ...], broken: list[BrokenPlace], count: in
 
 
 def search_epochs(
-    incumbent: Incumbent, *, moments: int = 6, on_lift: Callable[[Schedule], None] = lambda schedule: None
+    incumbent: Incumbent,
+    *,
+    moments: int = 6,
+    chosen: tuple[int, ...] = (),
+    on_lift: Callable[[Schedule], None] = lambda schedule: None,
 ) -> None:
     """Rounds of solving, lifting and refining, until the incumbent is closed or its deadline has come.
 
-    `on_lift` sees every lifted schedule that breaks the budget: a good place for a local search to start from.
+    The first round has the moments that the linear relaxation `chosen`, if its bound is higher with them than with as
+    many as `moments` spread over the graph. `on_lift` sees every lifted schedule that breaks the budget: a good place
+    for a local search to start from.
     """
     problem = incumbent.problem
     precedence = Precedence.of(problem.graph)
     refinement = Refinement(moments=first_moments(problem, moments))
-    useful = refinement  # the last one that raised the bound
     seconds = _FIRST_ROUND * incumbent.deadline.remaining
+    if _chosen_pay(EpochModel(precedence, problem.budget_bytes, refinement), incumbent, chosen):
+        refinement = Refinement(chosen, suffixes=True)
+        seconds = _CHOSEN_FIRST_ROUND * incumbent.deadline.remaining
+    useful = refinement  # the last one that raised the bound
     while refinement.moments and not incumbent.over:
         model = EpochModel(precedence, problem.budget_bytes, refinement)
         if model.program.column_count > _MOST_COLUMNS:
@@ -219,6 +253,18 @@ def first_moments(problem: Problem, count: int) -> tuple[int, ...]:
         if len(chosen) < count and all(abs(position - other) > reach for other in chosen):
             chosen.append(position)
     return tuple(sorted(chosen))
+
+
+def _chosen_pay(spread: EpochModel, incumbent: Incumbent, chosen: tuple[int, ...]) -> bool:
+    """Whether the bound, which the chosen moments gave, is above the linear relaxation of spread ones."""
+    if not chosen or incumbent.over or spread.program.column_count > _MOST_COLUMNS:
+        return False
+    deadline = incumbent.deadline.within(_FIRST_ROUND * incumbent.deadline.remaining)
+    found = minimise(spread.program, deadline=deadline, relaxed=True, interrupt=lambda: incumbent.over)
+    if found.infeasible or not found.finished:
+        return False
+    missing = min(incumbent.overhead_percent, 2.0 * found.bound) - found.bound
+    return incumbent.bound_percent - found.bound > _HIGHER * missing
 
 
 def _suffixes_pay(model: EpochModel, incumbent: Incumbent) -> bool:

@@ -167,7 +167,7 @@ def test_the_log_tells_what_each_part_contributed(threads: int) -> None:
 def without_our_own_methods(monkeypatch: pytest.MonkeyPatch) -> Auto:
     """Greedy, local search and relaxation find nothing and prove nothing."""
     for search in ("relax_epochs", "search_epochs"):
-        monkeypatch.setattr(f"rematch.solvers.default.auto.{search}", lambda incumbent, **options: None)
+        monkeypatch.setattr(f"rematch.solvers.default.auto.{search}", lambda incumbent, **options: ())
     monkeypatch.setattr(
         "rematch.solvers.default.auto.greedy_schedule", lambda problem, deadline: baseline(problem.graph)
     )

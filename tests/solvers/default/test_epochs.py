@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from rematch.graph import Graph, Op, Schedule, Value, baseline, simulate
-from rematch.graph.generators import chain, gpt
+from rematch.graph.generators import chain, gpt, random_layered
 from rematch.solvers import BoundScope, Deadline, Problem, Progress, Status, solve
-from rematch.solvers.common.highs import minimise
+from rematch.solvers.common.highs import Minimum, minimise
 from rematch.solvers.common.precedence import Precedence
 from rematch.solvers.default.epoch_model import EpochModel, Refinement
 from rematch.solvers.default.epochs import (
@@ -228,3 +228,29 @@ def test_a_stopped_deadline_ends_the_search_with_a_valid_bound() -> None:
     assert incumbent.schedule is None
     assert graph.baseline_seconds <= incumbent.bound_seconds <= simulate(graph, best).seconds
     assert not math.isinf(incumbent.bound_seconds)
+
+
+def test_the_linear_relaxation_chooses_moments_at_which_memory_has_a_price() -> None:
+    """With them alone the bound is the same, and far above that of moments spread over the graph."""
+    graph = random_layered(60, seed=1)
+    problem = Problem(graph, peak_bytes(graph) * 8 // 10)
+    precedence = Precedence.of(graph)
+
+    def relaxed(refinement: Refinement) -> tuple[EpochModel, Minimum]:
+        model = EpochModel(precedence, problem.budget_bytes, refinement)
+        return model, minimise(model.program, deadline=Deadline(), relaxed=True)
+
+    incumbent = Incumbent(problem, Deadline(60.0), lambda progress: None)
+    chosen = relax_epochs(incumbent)
+    model, found = relaxed(Refinement(chosen, suffixes=True))
+    assert found.bound == pytest.approx(incumbent.bound_percent)
+    assert found.prices is not None
+    assert (abs(found.prices[model.memory_rows]) > 1e-6).all()
+    assert found.bound > 2.0 * relaxed(Refinement(first_moments(problem, 6)))[1].bound
+
+    heard: list[Progress] = []
+    search = Incumbent(problem, Deadline(60.0), heard.append)
+    search.raise_bound(found.bound, "known")
+    search_epochs(search, chosen=chosen)
+    rounds = [progress.message for progress in heard if "rows" in progress.message]
+    assert rounds[0].startswith(f"{len(chosen)} moments, 0 stages, 0 repeats and suffixes")
