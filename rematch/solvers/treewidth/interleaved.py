@@ -13,7 +13,8 @@ left with what lies to its right. InterleavedSchedule does one of these sides: i
 bag of that side by PWRemat on the inner half, where bags have lost their last vertex (lemma 11), interleaves them with
 the outer half, and then, knowing the middle bag, goes on in the inner half.
 
-Where we differ from algorithm 3, which only shortens schedules:
+Where we differ from algorithm 3 as printed (`algorithm3`). Schedules get shorter by it; the memory that they take may
+grow or shrink:
 - The i-th piece of the inner half repeats all that was computed for the i - 1 before, since u_i may read some of it.
   Here it repeats the part of it that leads to what u_i reads.
 - Vertices that the caller has in memory are taken as known in the inner half too, and known vertices are not computed.
@@ -41,6 +42,10 @@ Known = frozenset[int]
 
 class TooLong(Exception):
     """The schedule would have more steps than allowed."""
+
+
+def no_limit(steps: int) -> None:
+    """Let any number of steps be made."""
 
 
 def merge(pieces: Iterable[Prelude]) -> list[Prelude]:
@@ -102,7 +107,26 @@ class PathRecursion:
         """Per vertex, the first and the last bag with a vertex up to it; no bag in between is without."""
         return tuple(zip(accumulate(self.first, min), accumulate(self.last, max), strict=True))
 
-    def schedule(self, stop_bytes: int = 0, spend: Callable[[int], None] = lambda steps: None) -> list[int]:
+    def bags_up_to(self, side: range, vertex: int) -> range:
+        """The bags of `side` with a vertex up to this one."""
+        return _between(side, *self.reach[vertex])
+
+    def bag_with(self, vertex: int, bags: range) -> int:
+        """Of the bags with this vertex, the one closest to the middle of `bags`."""
+        return _closest(bags, self.first[vertex], self.last[vertex])
+
+    def up_to(self, bag: int, limit: int) -> list[int]:
+        """The vertices of a bag up to `limit`."""
+        return [vertex for vertex in self.bags[bag] if vertex <= limit]
+
+    def is_on(self, side: range, vertex: int) -> bool:
+        """Whether a bag of `side` has the vertex."""
+        if not side:
+            return False
+        low, high = (side[0], side[-1]) if side.step > 0 else (side[-1], side[0])
+        return self.first[vertex] <= high and low <= self.last[vertex]
+
+    def schedule(self, stop_bytes: int = 0, spend: Callable[[int], None] = no_limit) -> list[int]:
         """PWRemat for the last vertex of the spine. `spend` hears of steps as they are made, and may raise."""
         if not self.inputs:
             return []
@@ -125,12 +149,12 @@ class _Run:
     def pwremat(self, side: range, vertices: list[int], u: int, known: Known) -> list[int]:
         """A schedule for `u`, one of the `vertices` of `side`, that also has all of them after the last known one."""
         missing = self._missing(side, vertices, u, known)
-        bags = _between(side if side.step > 0 else side[::-1], *self.path.reach[u])
+        bags = self.path.bags_up_to(side if side.step > 0 else side[::-1], u)
         if self._is_small(missing) or all(bisect_left(self.path.bags[bag], u + 1) <= 2 for bag in bags):
             self.spend(len(missing) + 1)
             return [*missing, u]
-        centre = _closest(bags, self.path.first[u], self.path.last[u])
-        bag = self._up_to(centre, u)
+        centre = self.path.bag_with(u, bags)
+        bag = self.path.up_to(centre, u)
         left = self.interleaved(bag, range(centre - 1, bags[0] - 1, -1), known)
         right = self.interleaved(bag, range(centre + 1, bags[-1] + 1), known)
         return flatten([*left, *right])
@@ -140,13 +164,13 @@ class _Run:
         wanted = [x for x in xs if x not in known]
         if not wanted:
             return []
-        side = _between(side, *self.path.reach[xs[-1]])
+        side = self.path.bags_up_to(side, xs[-1])
         once = self._computed_once(wanted, side, known)
         if self._is_small([vertex for before, _ in once for vertex in before]):
             self.spend(sum(len(before) for before, _ in once))
             return once
         inner, middle, outer = _halves(side)
-        separator = self._up_to(middle, xs[-1])
+        separator = self.path.up_to(middle, xs[-1])
         low = [x for x in xs if x < separator[-1]]
         pieces = [
             *self._inner(low, separator, inner, known),
@@ -158,7 +182,7 @@ class _Run:
     def _inner(self, low: list[int], separator: list[int], side: range, known: Known) -> list[Prelude]:
         """Each of `low` and `separator` with what it takes from `side`, computed by PWRemat from stop to stop."""
         vertices = self.vertices(side)
-        had = (vertex for vertex in known if vertex < separator[-1] and self._is_on(side, vertex))
+        had = (vertex for vertex in known if vertex < separator[-1] and self.path.is_on(side, vertex))
         stops = sorted({*low, *separator, *had})
         pieces: list[Prelude] = []
         so_far: list[int] = []
@@ -179,7 +203,7 @@ class _Run:
         """The part of a schedule that ends in what `x` reads, given what is known."""
 
         def reads(vertex: int) -> Iterator[int]:
-            return (read for read in self.path.inputs[vertex] if read not in known and self._is_on(side, read))
+            return (read for read in self.path.inputs[vertex] if read not in known and self.path.is_on(side, read))
 
         wanted = set(reads(x))
         part: list[int] = []
@@ -212,23 +236,13 @@ class _Run:
         leads = [x, *missing]
         while leads:
             for read in self.path.inputs[leads.pop()]:
-                if read not in missing and read not in known and self._is_on(side, read):
+                if read not in missing and read not in known and self.path.is_on(side, read):
                     missing.add(read)
                     leads.append(read)
         return sorted(missing)
 
     def _is_small(self, vertices: list[int]) -> bool:
         return not vertices or sum(self.path.sizes[vertex] for vertex in vertices) <= self.stop_bytes
-
-    def _is_on(self, side: range, vertex: int) -> bool:
-        """Whether a bag of `side` has the vertex."""
-        if not side:
-            return False
-        low, high = (side[0], side[-1]) if side.step > 0 else (side[-1], side[0])
-        return self.path.first[vertex] <= high and low <= self.path.last[vertex]
-
-    def _up_to(self, bag: int, limit: int) -> list[int]:
-        return [vertex for vertex in self.path.bags[bag] if vertex <= limit]
 
 
 def _between(side: range, low: int, high: int) -> range:

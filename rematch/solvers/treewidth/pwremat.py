@@ -3,11 +3,15 @@
 `solve(problem, "pwremat")`
 
 R. Kumar, M. Purohit, Z. Svitkina, E. Vee, J. Wang, "Efficient Rematerialization for Deep Networks" (NeurIPS 2019),
-section 5 and supplement A: algorithm 2 (`path_decomposition`) and algorithm 3 (`interleaved`), theorem 7.
+section 5 and supplement A: algorithm 2 (`path_decomposition`) and algorithm 3, as printed (`algorithm3`) and with our
+changes (`interleaved`), theorem 7. `solve(problem, "pwremat", recursion="printed", order="any", pruned=False)` is the
+paper's one schedule; the rest of this page is ours.
 
-The paper asks for the least memory. For a budget, the recursion is stopped early at several depths, as TWRemat(k) stops
+The paper asks for the least memory. For a budget, our recursion is stopped early at several depths, as TWRemat(k) stops
 that of algorithm 1: where what is left to compute makes at most so many bytes, it is computed once. Each of the
-resulting sequences is pruned to the budget, and the fastest wins.
+resulting sequences is pruned to the budget, and the fastest wins. Algorithm 3 as printed is not stopped. It repeats far
+more, which costs less memory on chains and more on graphs with long skips, and leaves more for pruning to choose from;
+as neither is always better, both are tried.
 
 The paper lets algorithm 2 choose the order of first computations (`order="any"`), for which theorem 8 bounds the bags.
 The default order as a spine has no such bound; on training graphs it is often as good, since neighbours in it are close
@@ -18,8 +22,9 @@ memory. The paper's bounds speak of graphs without such operators.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from rematch.errors import SolverError
 from rematch.graph import Graph, Op, Schedule, Value, baseline
@@ -28,6 +33,7 @@ from rematch.solvers.base import Deadline, OnProgress, Problem, Solution, Solver
 from rematch.solvers.common.order import Order
 from rematch.solvers.common.pruning import in_turn, pruned
 from rematch.solvers.incumbent import Incumbent
+from rematch.solvers.treewidth.algorithm3 import AsPrinted
 from rematch.solvers.treewidth.interleaved import PathRecursion, TooLong
 from rematch.solvers.treewidth.path_decomposition import (
     Readers,
@@ -40,6 +46,7 @@ from rematch.solvers.treewidth.path_decomposition import (
 from rematch.solvers.treewidth.tree_decomposition import Edge
 
 _SPINES: dict[str, tuple[Order, ...]] = {"default": ("default",), "any": ("any",), "both": ("default", "any")}
+_RECURSIONS: dict[str, tuple[str, ...]] = {"ours": ("ours",), "printed": ("printed",), "both": ("ours", "printed")}
 _STOP_RATIO = 0.7  # between the bytes at which the recursion stops, from one depth to the next
 _DEPTHS = 24  # the last one stops at 0.03 % of the bytes; then at none
 _MOST_STEPS = 300_000  # of one sequence; pruning that many takes about a second and cannot be interrupted
@@ -49,11 +56,13 @@ _MOST_STEPS = 300_000  # of one sequence; pruning that many takes about a second
 class PWRemat(Solver):
     """Stop the recursion at several depths, hold what the budget has room for; the fastest wins.
 
+    recursion: algorithm 3 as "printed", "ours" at several depths, or "both" in turn
     order: the spine, and so the order of first computations: the "default" order, "any" that algorithm 2 finds, as in
         the paper, or "both" in turn
     pruned: whether recomputations go that the budget has room to do without; False is the recursion's own schedule
     """
 
+    recursion: str = "both"
     order: str = "both"
     pruned: bool = True
 
@@ -61,8 +70,9 @@ class PWRemat(Solver):
     paper = "Kumar et al., Efficient Rematerialization for Deep Networks, NeurIPS 2019 (supplement A)"
 
     def __post_init__(self) -> None:
-        if self.order not in _SPINES:
-            raise SolverError(f"solver 'pwremat' has no order {self.order!r}; it has: {', '.join(_SPINES)}")
+        for option, given, known in (("order", self.order, _SPINES), ("recursion", self.recursion, _RECURSIONS)):
+            if given not in known:
+                raise SolverError(f"solver 'pwremat' has no {option} {given!r}; it has: {', '.join(known)}")
 
     def prepare(self) -> None:
         tiny = Graph((Op("make", 0.0, (), (0,)), Op("use", 0.0, (0,), ())), (Value("made", 1),))
@@ -82,15 +92,13 @@ class PWRemat(Solver):
         path = schedules.recursion
         widest = max(map(len, path.bags))
         incumbent.tell(self.name, f"{order} spine: a path of {len(path.bags)} bags with up to {widest} operators")
-        for stop_bytes in _stops(sum(path.sizes)):
-            if incumbent.over:
-                break
-            sequence = schedules.sequence(stop_bytes, deadline)
-            if sequence is None:
-                continue
-            if self.pruned:
-                sequence = pruned(graph, sequence, incumbent.problem.budget_bytes, keep_first=order == "default")
-            incumbent.offer(Schedule.from_ops(graph, sequence), f"{self.name}, {order} spine")
+        for recursion in _RECURSIONS[self.recursion]:
+            for sequence in schedules.sequences(recursion, deadline):
+                if self.pruned:
+                    sequence = pruned(graph, sequence, incumbent.problem.budget_bytes, keep_first=order == "default")
+                incumbent.offer(Schedule.from_ops(graph, sequence), f"{self.name}, {order} spine, {recursion}")
+                if incumbent.over:
+                    return
 
 
 def _stops(total_bytes: int) -> Iterator[int]:
@@ -116,8 +124,23 @@ class PathSchedules:
         made_bytes = [sum(graph.values[value].size_bytes for value in graph.ops[op].outputs) for op in ops.tolist()]
         return PathSchedules(graph, PathRecursion.along(spine, inputs, made_bytes), ops[list(spine.order)])
 
+    def sequences(self, recursion: str, deadline: Deadline) -> Iterator[Ints]:
+        """What one recursion gives: ours from few levels of it to all, or the one as printed."""
+        if recursion == "printed":
+            found: Iterable[Ints | None] = (self.as_printed(deadline),)
+        else:
+            found = (self.sequence(stop_bytes, deadline) for stop_bytes in _stops(sum(self.recursion.sizes)))
+        yield from (sequence for sequence in found if sequence is not None)
+
     def sequence(self, stop_bytes: int, deadline: Deadline) -> Ints | None:
         """Operators to compute one after the other; None if they are too many, or there is no time."""
+        return self._within(deadline, partial(self.recursion.schedule, stop_bytes))
+
+    def as_printed(self, deadline: Deadline) -> Ints | None:
+        """The same by algorithm 3 as printed."""
+        return self._within(deadline, lambda spend: AsPrinted(self.recursion, spend).schedule())
+
+    def _within(self, deadline: Deadline, schedule: Callable[[Callable[[int], None]], list[int]]) -> Ints | None:
         steps_left = _MOST_STEPS
 
         def spend(steps: int) -> None:
@@ -127,7 +150,7 @@ class PathSchedules:
                 raise TooLong
 
         try:
-            places = self.recursion.schedule(stop_bytes, spend)
+            places = schedule(spend)
         except TooLong:
             return None
         return in_turn(self.graph, self.ops[places])

@@ -19,6 +19,7 @@ from rematch.solvers.base import Deadline
 from rematch.solvers.common.order import Order
 from rematch.solvers.common.pruning import pruned
 from rematch.solvers.treewidth import pwremat as module
+from rematch.solvers.treewidth.algorithm3 import AsPrinted
 from rematch.solvers.treewidth.interleaved import PathRecursion, Prelude, TooLong, _Run, condense, flatten, merge
 from rematch.solvers.treewidth.path_decomposition import Spine, path_decomposition, spine_along, with_spine
 from rematch.solvers.treewidth.pwremat import PathSchedules
@@ -342,6 +343,63 @@ def test_both_spines_are_tried_and_the_better_one_wins() -> None:
         seconds[order] = math.inf if schedule is None else simulate(graph, schedule).seconds
     assert math.isfinite(seconds["both"])
     assert seconds["both"] == min(seconds.values())
+
+
+@given(spined())
+def test_algorithm_3_as_printed_is_valid_and_computes_everything(case: tuple[Inputs, Spine]) -> None:
+    inputs, spine = case
+    recursion = PathRecursion.along(spine, inputs, [1] * len(inputs))
+    steps = AsPrinted(recursion).schedule()
+    assert list(dict.fromkeys(steps)) == list(range(len(inputs)))
+    assert is_valid(steps, recursion.inputs)
+
+
+@pytest.mark.parametrize("passes", [2, 3])
+def test_theorem_7_holds_for_algorithm_3_as_printed(passes: int) -> None:
+    """Memory as its proof counts it: of the logarithm to the power of the largest bag less two, times its constant."""
+    for places in (32, 128):
+        inputs = folded(passes, places)
+        spine = spine_along(range(len(inputs)), path_decomposition(readers_of(inputs)))
+        recursion = PathRecursion.along(spine, inputs, [1] * len(inputs))
+        steps = AsPrinted(recursion).schedule()
+        largest, logarithm = max(map(len, recursion.bags)), math.log2(len(recursion.bags))
+        assert memory(steps, recursion.inputs, recursion.sizes) <= largest * (logarithm + 2)
+        assert len(inputs) < len(steps) <= 2**largest * math.factorial(largest) * places * logarithm ** (largest - 2)
+
+
+@pytest.mark.parametrize(("layers", "less"), [(64, 0.9), (256, 0.9)])
+def test_as_printed_chains_take_less_memory_and_more_time_than_ours(layers: int, less: float) -> None:
+    graph = chain(layers=layers)
+    schedules = PathSchedules.of(graph, "any")
+    ours, printed = schedules.sequence(0, Deadline()), schedules.as_printed(Deadline())
+    assert ours is not None and printed is not None
+    assert peak_bytes(graph, Schedule.from_ops(graph, printed)) < less * peak_bytes(
+        graph, Schedule.from_ops(graph, ours)
+    )
+    assert len(printed) > 2 * len(ours)
+
+
+def test_the_papers_mode_is_one_schedule() -> None:
+    graph = chain(layers=30)
+    printed = PathSchedules.of(graph, "any").as_printed(Deadline())
+    assert printed is not None
+    expected = Schedule.from_ops(graph, printed)
+    problem = Problem(graph, peak_bytes(graph, expected))
+    assert solve(problem, "pwremat", recursion="printed", order="any", pruned=False).schedule == expected
+    with pytest.raises(SolverError, match="'pwremat' has no recursion 'paper'; it has: ours, printed, both"):
+        make_solver("pwremat", recursion="paper")
+
+
+@pytest.mark.parametrize(
+    ("family", "percent", "winner"),
+    [("chain", 30, "printed"), ("unet", 60, "ours")],
+)
+def test_both_recursions_are_tried_and_the_better_one_wins(family: str, percent: int, winner: str) -> None:
+    graph = FAMILIES[family]()
+    problem = Problem(graph, peak_bytes(graph) * percent // 100)
+    found = {name: solve(problem, "pwremat", recursion=name).schedule for name in ("ours", "printed", "both")}
+    seconds = {name: simulate(graph, schedule).seconds for name, schedule in found.items() if schedule is not None}
+    assert seconds["both"] == seconds[winner] < max(seconds.values())
 
 
 def test_the_recursions_own_schedule_is_slower_than_the_pruned_one() -> None:
