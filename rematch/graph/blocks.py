@@ -90,6 +90,7 @@ class BlockWriter:
         self._class_numbers: dict[tuple[object, ...], int] = {}
         self._op_classes = [self._number("operator", *_op_class(op)) for op in graph.ops]
         self._value_classes = [self._number("value", *self._value_class(value)) for value in range(len(graph.values))]
+        self._classes = list(self._class_numbers)
         self._readers = Counter(
             (value, self._after_loss[index]) for index, op in enumerate(graph.ops) for value in set(op.inputs)
         )
@@ -116,7 +117,7 @@ class BlockWriter:
 
     def key(self, form: Form) -> str:
         """A hash of the form with its classes spelt out, the same in every graph and process."""
-        classes = list(self._class_numbers)
+        classes = self._classes
         digest = hashlib.sha256()
         for op_class, closed_by, *touched in form:
             numbers, value_classes, leaving = touched[::4], touched[1::4], (touched[2::4], touched[3::4])

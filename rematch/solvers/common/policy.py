@@ -18,6 +18,9 @@ from rematch.graph.model import Bools
 from rematch.solvers.base import Deadline, OnProgress, Problem, Solution
 from rematch.solvers.incumbent import Incumbent
 
+_ENTRIES_PER_SECOND = 15_000_000  # of stages times values: a policy is filled in without interruption
+_MOST_ENTRIES = 400_000_000  # a byte each, in several arrays
+
 
 def schedule_keeping(graph: Graph, kept: Bools) -> Schedule:
     """The fastest schedule whose stages begin with `kept[stage, value]` in memory, of n + 1 stages.
@@ -40,10 +43,16 @@ def schedule_keeping(graph: Graph, kept: Bools) -> Schedule:
 def fastest_policy(
     problem: Problem, policies: Iterable[Bools], solver: str, deadline: Deadline, on_progress: OnProgress
 ) -> Solution:
-    """The fastest schedule within the budget of those that `policies` lead to."""
+    """The fastest schedule within the budget of those that `policies` lead to, as far as there is time for them."""
     incumbent = Incumbent(problem, deadline, on_progress)
-    for kept in policies:
-        incumbent.offer(schedule_keeping(problem.graph, kept), solver)
-        if incumbent.over:
+    entries = len(problem.graph.ops) * len(problem.graph.values)
+    waiting = iter(policies)
+    while not incumbent.over:
+        if entries > min(_MOST_ENTRIES, _ENTRIES_PER_SECOND * deadline.remaining):
+            incumbent.tell(solver, f"no room or time for a policy of {entries:,} stages times values")
             break
+        kept = next(waiting, None)
+        if kept is None:
+            break
+        incumbent.offer(schedule_keeping(problem.graph, kept), solver)
     return incumbent.solution(solver)

@@ -27,12 +27,14 @@ from typing import NamedTuple
 import numpy as np
 
 from rematch.graph.model import Bools, Floats, Ints, Longs, compressed_rows
+from rematch.solvers.base import Deadline
 from rematch.solvers.feng_huang.division_tree import DivisionNode, DivisionTree, Kind
 from rematch.solvers.feng_huang.linear import Line
 from rematch.solvers.feng_huang.segments import loss_bytes
 
 _MOST_TERMS = 2_000_000  # to look for
 _MOST_WORK = 100_000_000  # vertices times terms that are solved: about a second
+_WORK_PER_SECOND = 30_000_000  # of what is left of the time: solving terms cannot be interrupted
 
 
 @dataclass(frozen=True)
@@ -86,10 +88,11 @@ class Work(NamedTuple):
 
 
 class CheckpointSearch:
-    """The cheapest checkpoints of one graph for any max term."""
+    """The cheapest checkpoints of one graph for any max term; with little time, fewer terms are told apart."""
 
-    def __init__(self, tree: DivisionTree) -> None:
+    def __init__(self, tree: DivisionTree, deadline: Deadline | None = None) -> None:
         self._tree = tree
+        self._deadline = deadline or Deadline()
         self._lines = [_line(tree, node) for node in tree.nodes if node.kind is Kind.LINEAR]
         self._arrays = _tree_arrays(tree, self._lines)
         self._work = Work.of(len(self._arrays.bytes_before), len(tree.nodes))
@@ -108,7 +111,8 @@ class CheckpointSearch:
 
         if not self._tree.nodes:
             return np.zeros(len(terms), np.int64), np.zeros(len(terms))
-        most = min(len(terms), _MOST_WORK // len(self._tree.dag))
+        work = int(min(_MOST_WORK, _WORK_PER_SECOND * self._deadline.remaining))
+        most = min(len(terms), max(1, work // len(self._tree.dag)))
         spent, lost = kernels.solve_terms(self._arrays, terms, most, self._work)
         return spent, lost
 

@@ -59,7 +59,7 @@ class FengHuang(Solver):
     def _try(self, incumbent: Incumbent, again: Reforward, reading: Reading, tree: DivisionTree) -> None:
         """Offer the schedules of the paper's checkpoints, and of better sets near them."""
         best: tuple[int, ...] | None = None
-        for checkpoints in self._choices(tree):
+        for checkpoints in self._choices(tree, incumbent.deadline) if not incumbent.over else ():
             if _offer(incumbent, again, reading, checkpoints, self.name):
                 best = checkpoints
             if incumbent.over:
@@ -77,11 +77,11 @@ class FengHuang(Solver):
                 None,
             )
 
-    def _choices(self, tree: DivisionTree) -> Iterator[tuple[int, ...]]:
+    def _choices(self, tree: DivisionTree, deadline: Deadline) -> Iterator[tuple[int, ...]]:
         if self.memory_alone:
             yield best_checkpoints(tree).vertices
         else:
-            yield from CheckpointSearch(tree).curve()
+            yield from CheckpointSearch(tree, deadline).curve()
 
 
 def _offer(incumbent: Incumbent, again: Reforward, reading: Reading, checkpoints: tuple[int, ...], by: str) -> bool:

@@ -61,6 +61,7 @@ HILP = "hilp"  # among the names of solvers: combine the options of the children
 _PARTITIONERS = (HPartition(most_top=12, most_lower=6), HPartition(most_top=20, most_lower=20))
 _PIECES_SHARE = 0.4  # of a hierarchy's time, for all levels below the top
 _WHOLE_SHARE = 0.1  # of the time that is left, for each solver on the whole graph
+_CUT_PER_SECOND = 4_000  # operators: to cut a graph into pieces and compare them, which cannot be interrupted
 _WORTH_PROCESSES = 2_000  # operators in the pieces of a level; below, processes cost more than they save
 
 
@@ -163,11 +164,18 @@ class HiRemate(Solver):
         """Who contributes to a level."""
         return (self.solvers_at or {}).get(level, self.solvers)
 
-    def hierarchies(self, graph: Graph) -> list[Pieces]:
+    def hierarchies(self, graph: Graph) -> Iterator[Pieces]:
         """The graph, which has a loss, as the pieces that are solved, in one or several ways."""
-        partitioners = _PARTITIONERS if self.partitioner is None else (_instance(self.partitioner),)
-        roots = dict.fromkeys(self._root(graph, partitioner) for partitioner in partitioners)
-        return [pieces_of(graph, root) for root in roots]
+        known: set[Part] = set()
+        for partitioner in self._partitioners:
+            root = self._root(graph, partitioner)
+            if root not in known:
+                known.add(root)
+                yield pieces_of(graph, root)
+
+    @property
+    def _partitioners(self) -> tuple[Partitioner, ...]:
+        return _PARTITIONERS if self.partitioner is None else (_instance(self.partitioner),)
 
     def _root(self, graph: Graph, partitioner: Partitioner) -> Part:
         """A partition, down to operators where H-ILP is to solve parts at the bottom."""
@@ -190,13 +198,18 @@ class HiRemate(Solver):
     def _solve_hierarchies(self, incumbent: Incumbent) -> None:
         """One hierarchy after the other, the rest of the time shared among those that are left."""
         step = TrainingStep.of(incumbent.problem.graph)
-        hierarchies = self.hierarchies(step.graph)
-        for number, pieces in enumerate(hierarchies):
-            if incumbent.over:
+        hierarchies, left = self.hierarchies(step.graph), len(self._partitioners)
+        while left and not incumbent.over:
+            if len(step.graph.ops) > _CUT_PER_SECOND * incumbent.deadline.remaining:
+                incumbent.tell(self.name, f"no time to cut {len(step.graph.ops):,} operators into a hierarchy")
                 return
-            left = len(hierarchies) - number
-            deadline = incumbent.deadline.within(incumbent.deadline.remaining * (1.0 - _WHOLE_SHARE) / left)
+            share = incumbent.deadline.remaining * (1.0 - _WHOLE_SHARE) / left
+            deadline = incumbent.deadline.within(share)
+            pieces = next(hierarchies, None)
+            if pieces is None:
+                return
             self._solve_hierarchy(incumbent, step, pieces, deadline)
+            left -= 1
 
     def _solve_hierarchy(self, incumbent: Incumbent, step: TrainingStep, pieces: Pieces, deadline: Deadline) -> None:
         levels = _levels(pieces.root)

@@ -95,8 +95,9 @@ class Rotor(Solver):
             incumbent.tell(self.name, f"{len(chain.blocks)} blocks")
             searched = Searched(self.seed, deadline.within(_SEARCH_SHARE * deadline.remaining))
             for find in (saving_all, searched.coarse, searched.fine):
-                if not incumbent.over:
-                    self._offer_best(incumbent, chain, [solved(chain.graph, block, find) for block in chain.blocks])
+                parts = _solved_in_time(incumbent, chain, find)
+                if len(parts) == len(chain.blocks):
+                    self._offer_best(incumbent, chain, parts)
         return incumbent.solution(self.name)
 
     def _offer_best(self, incumbent: Incumbent, chain: BlockChain, parts: Sequence[SolvedBlock]) -> None:
@@ -107,6 +108,8 @@ class Rotor(Solver):
         slot_bytes = -(-free_bytes // self.slots)
         blocks = [*(part.for_chain for part in parts), loss_block(chain)]
         for dithered in (False, True):  # either may be the better one
+            if incumbent.over:
+                return
             table = ChainTable.of(blocks, int(self.slots * _HEADROOM), slot_bytes, dithered=dithered)
             self._offer_solutions(incumbent, chain, parts, table)
 
@@ -124,6 +127,16 @@ class Rotor(Solver):
                 passed += 1
                 fewer = pruned(graph, ops, budget_bytes, keep_first=True)
                 incumbent.offer(Schedule.from_ops(graph, fewer), self.name)
+
+
+def _solved_in_time(incumbent: Incumbent, chain: BlockChain, find: Find) -> list[SolvedBlock]:
+    """The blocks with their options, as many as are solved before the search is over."""
+    parts: list[SolvedBlock] = []
+    for block in chain.blocks:
+        if incumbent.over:
+            break
+        parts.append(solved(chain.graph, block, find))
+    return parts
 
 
 def _is_linear_without_backward(graph: Graph) -> bool:

@@ -42,6 +42,11 @@ class PathDecomposition:
     first: tuple[int, ...]
     last: tuple[int, ...]
 
+    @property
+    def entries(self) -> int:
+        """Vertices of all bags together."""
+        return sum(last - first + 1 for first, last in zip(self.first, self.last, strict=True))
+
     @cached_property
     def bags(self) -> tuple[tuple[int, ...], ...]:
         """Vertices of each bag, in ascending order."""

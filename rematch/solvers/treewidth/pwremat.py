@@ -49,6 +49,7 @@ _SPINES: dict[str, tuple[Order, ...]] = {"default": ("default",), "any": ("any",
 _RECURSIONS: dict[str, tuple[str, ...]] = {"ours": ("ours",), "printed": ("printed",), "both": ("ours", "printed")}
 _STOP_RATIO = 0.7  # between the bytes at which the recursion stops, from one depth to the next
 _DEPTHS = 24  # the last one stops at 0.03 % of the bytes; then at none
+_ENTRIES_PER_SECOND = 500_000  # of bags: a path with more than there is time for is not searched
 _MOST_STEPS = 300_000  # of one sequence; pruning that many takes about a second and cannot be interrupted
 
 
@@ -88,7 +89,11 @@ class PWRemat(Solver):
 
     def _search(self, incumbent: Incumbent, order: Order) -> None:
         graph, deadline = incumbent.problem.graph, incumbent.deadline
-        schedules = PathSchedules.of(graph, order, deadline)
+        try:
+            schedules = PathSchedules.of(graph, order, deadline)
+        except TooLong as reason:
+            incumbent.tell(self.name, f"{order} spine: {reason}")
+            return
         path = schedules.recursion
         widest = max(map(len, path.bags))
         incumbent.tell(self.name, f"{order} spine: a path of {len(path.bags)} bags with up to {widest} operators")
@@ -117,8 +122,12 @@ class PathSchedules:
 
     @staticmethod
     def of(graph: Graph, order: Order, deadline: Deadline | None = None) -> PathSchedules:
+        """`TooLong` if the bags of the path have more entries than there is time for."""
         edges = _reads(graph)
         spine = _spine(_readers(len(graph.ops), edges), order, deadline)
+        entries = spine.decomposition.entries
+        if deadline is not None and entries > _ENTRIES_PER_SECOND * deadline.remaining:
+            raise TooLong(f"no time for a path whose bags have {entries:,} entries")
         inputs = _readers(len(graph.ops), {(reader, maker) for maker, reader in edges})
         ops = graph.arrays.order
         made_bytes = [sum(graph.values[value].size_bytes for value in graph.ops[op].outputs) for op in ops.tolist()]
@@ -141,6 +150,8 @@ class PathSchedules:
         return self._within(deadline, lambda spend: AsPrinted(self.recursion, spend).schedule())
 
     def _within(self, deadline: Deadline, schedule: Callable[[Callable[[int], None]], list[int]]) -> Ints | None:
+        if deadline.expired:
+            return None
         steps_left = _MOST_STEPS
 
         def spend(steps: int) -> None:
