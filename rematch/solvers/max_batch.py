@@ -3,10 +3,16 @@
 `max_batch(graph, budget_bytes, captured=16).batch`
 
 P. Jain et al., "Checkmate" (MLSys 2020), section 6.4: the largest batch for which there is a schedule within the budget
-that costs at most one more forward pass (10). The paper makes the batch a variable of its program, which becomes
-quadratic. We search over the batch: the graph at another batch is the same graph with other sizes
-(`graph.transforms.with_batch`), and more never fits where less does not. Whatever fits without recomputation is a lower
-end that needs no solver, and what a single operator or the targets need is an upper one.
+that costs at most one more forward pass (10). The paper makes the batch B a variable of its program, which becomes
+quadratic: B times M_i stands where M_i was. We search over the batch instead: the graph at another batch is the same
+graph with other sizes (`graph.transforms.with_batch`).
+
+Both find the same B, if the solver is exact. Let F(B) be the schedules that the program admits at B. What a schedule
+holds at any moment is a sum of sizes, each of which is constant or grows with B, so its peak does not fall as B grows;
+whether it keeps (10) does not depend on B, since the costs of both sides are the same at each B, or grow alike. So F(B)
+contains F(B + 1), the B with schedules are 1, 2, ..., B*, and halving an interval that has B* in it ends at B*, which
+is the program's maximum. Whatever fits without recomputation is a lower end of the interval that needs no solver, and
+what a single operator or the targets need is an upper one. With `close_enough` above 0 the search ends earlier.
 
 A solver that finds nothing for a batch has not proved that there is nothing, unless it says so: `impossible_from` is
 the smallest batch that is proved to be too large.
