@@ -225,7 +225,7 @@ def executor(request: pytest.FixtureRequest) -> Iterator[Executor]:
 def test_pieces_are_solved_alike_in_any_executor(executor: Executor) -> None:
     """Local search makes so many moves and looks at no clock, so that options must be the same."""
     graph = gpt(layers=2)
-    pieces = HiRemate().hierarchies(graph)[0]
+    pieces = next(HiRemate().hierarchies(graph))
     blocks = [piece.block for piece in pieces.root.children]
     tasks = [Task(block, gap_graph(graph, block), (), (Anneal(),), 6, 60, seconds=600.0) for block in blocks[:4]]
     assert list(executor.map(solve_task, tasks)) == list(map(solve_task, tasks))
