@@ -16,7 +16,7 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -36,7 +36,7 @@ from rematch.errors import BudgetInfeasible, CaptureError, FormatError
 from rematch.execute.dispatch_cost import dispatch_seconds
 from rematch.execute.loss_meter import LossMeter, give_up_measuring
 from rematch.execute.optimizers import StepWatch, forecast_state_bytes
-from rematch.execute.ranks import in_a_group
+from rematch.execute.ranks import in_a_group, plan_of_rank_0
 from rematch.execute.referee import differences
 from rematch.execute.replay.engine import Replay, Retraced, is_tracing, loss_cost
 from rematch.execute.routes import Kind, Route, describe
@@ -79,6 +79,7 @@ class Runner:
         self.loss_ratios: tuple[float, float] | None = None  # workspace and retained bytes, per byte of the roots
         self.state_bytes = 0  # of optimizers
         self.warned = False  # that a call does not fit the budget
+        self.shares_first_call = False  # whether all ranks make that call, so that rank 0 can plan it for them
         self._reset()
 
     def _reset(self) -> None:
@@ -143,7 +144,9 @@ class Runner:
         key = self._kind(args, kwargs)
         route = self._routes.get(key)
         if route is None or route.stale:
-            route = self._new_route(key, args, kwargs)
+            shared = self.shares_first_call and not self._routes
+            with plan_of_rank_0(self) if shared else nullcontext():
+                route = self._new_route(key, args, kwargs)
         return self._follow(key, route, args, kwargs)
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Route:

@@ -15,6 +15,7 @@ from torch import nn
 from rematch.api import remat
 from rematch.errors import RematchError
 from rematch.execute.module import runner_of
+from rematch.integrations.ranks import share_first_batch
 
 
 class RematCallback(pl.Callback):  # type: ignore[misc]  # read as Any, see pyproject.toml
@@ -59,6 +60,7 @@ class RematCallback(pl.Callback):  # type: ignore[misc]  # read as Any, see pypr
             in_place=True,
             **self.options,
         )
+        share_first_batch(planned, self.options)
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
         """A module that `training_step` never calls would leave the budget unkept without a word."""

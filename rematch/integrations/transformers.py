@@ -15,6 +15,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from rematch.api import remat
 from rematch.errors import CaptureError, RematchError
 from rematch.execute.module import runner_of
+from rematch.integrations.ranks import share_first_batch
 
 
 class RematCallback(TrainerCallback):  # type: ignore[misc]  # read as Any, see pyproject.toml
@@ -52,7 +53,7 @@ class RematCallback(TrainerCallback):  # type: ignore[misc]  # read as Any, see 
             )
         if runner_of(model) is not None:  # planned before, by an earlier call of train() or by the user
             return
-        remat(
+        planned = remat(
             model,
             budget=self.budget,
             loss=self.loss,
@@ -61,6 +62,7 @@ class RematCallback(TrainerCallback):  # type: ignore[misc]  # read as Any, see 
             in_place=True,
             **self.options,
         )
+        share_first_batch(planned, self.options)
 
 
 def loss_of_output(output: Any) -> torch.Tensor:

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch.distributed as dist
 
 from rematch.execute.ranks import in_a_group
+from tests.processes import Results, of_two_ranks
 
-ROOT = Path(__file__).parent.parent.parent
 pytestmark = [
     pytest.mark.skipif(not dist.is_available(), reason="needs a torch built with distributed training"),
     pytest.mark.xdist_group("two ranks"),
@@ -22,30 +15,13 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """What both ranks wrote, by case."""
-    folder = tmp_path_factory.mktemp("ranks")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tests.execute.two_ranks"]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(folder)], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(2)
-    ]
-    try:
-        said = [rank.communicate(timeout=300)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(said)
-    return {
-        case: [json.loads((folder / f"{case}-{rank}.json").read_text()) for rank in range(2)]
-        for case in ("data_parallel", "sharded", "tensor_parallel", "stages")
-    }
+    cases = ["data_parallel", "sharded", "tensor_parallel", "stages"]
+    return of_two_ranks("tests.execute.two_ranks", tmp_path_factory.mktemp("ranks"), cases)
 
 
-def test_all_ranks_take_the_plan_of_rank_0(results: dict[str, list[dict[str, Any]]]) -> None:
+def test_all_ranks_take_the_plan_of_rank_0(results: Results) -> None:
     first, second = results["data_parallel"]
     assert first["recomputed"] > 0
     assert first["schedule"] == second["schedule"]
@@ -54,7 +30,7 @@ def test_all_ranks_take_the_plan_of_rank_0(results: dict[str, list[dict[str, Any
 
 
 @pytest.mark.parametrize("rank", range(2))
-def test_data_parallel(results: dict[str, list[dict[str, Any]]], rank: int) -> None:
+def test_data_parallel(results: Results, rank: int) -> None:
     result = results["data_parallel"][rank]
     assert result["equal"]
     assert len(result["buckets"]) > 2
@@ -63,18 +39,18 @@ def test_data_parallel(results: dict[str, list[dict[str, Any]]], rank: int) -> N
 
 
 @pytest.mark.parametrize("rank", range(2))
-def test_sharded_by_blocks_and_as_a_whole(results: dict[str, list[dict[str, Any]]], rank: int) -> None:
+def test_sharded_by_blocks_and_as_a_whole(results: Results, rank: int) -> None:
     result = results["sharded"][rank]
     assert result["blocks"] and result["whole"]
     assert min(result["blocks_recomputed"]) > 0 and min(result["whole_recomputed"]) > 0
     assert "rematch first, then fully_shard" in result["refused"]
 
 
-def test_tensor_parallel_neither_hangs_nor_differs(results: dict[str, list[dict[str, Any]]]) -> None:
+def test_tensor_parallel_neither_hangs_nor_differs(results: Results) -> None:
     assert all(result["equal"] for result in results["tensor_parallel"])
 
 
-def test_pipeline_stages_have_budgets_of_their_own(results: dict[str, list[dict[str, Any]]]) -> None:
+def test_pipeline_stages_have_budgets_of_their_own(results: Results) -> None:
     for result in results["stages"]:
         assert result["equal"]
         assert result["recomputed"] > 0

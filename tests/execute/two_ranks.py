@@ -1,12 +1,13 @@
 """What two processes with gloo between them do; `test_two_ranks.py` starts both and reads what they write.
 
-`python -m tests.execute.two_ranks RANK FOLDER`
+`python -m tests.execute.two_ranks FOLDER`, in an environment as torchrun sets it
 """
 
 from __future__ import annotations
 
 import copy
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -169,11 +170,11 @@ CASES: dict[str, Callable[[int], dict[str, Any]]] = {
 
 
 def main() -> None:
-    rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+    rank, folder = int(os.environ["RANK"]), Path(sys.argv[1])
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 2), rank=rank, world_size=2)
-    for name in sys.argv[3:] or CASES:
+    dist.init_process_group("gloo")
+    for name in sys.argv[2:] or CASES:
         result = CASES[name](rank)
         (folder / f"{name}-{rank}.json").write_text(json.dumps(result), encoding="utf-8")
     dist.barrier()
