@@ -44,6 +44,11 @@ def test_sharded_by_blocks_and_as_a_whole(results: Results, rank: int) -> None:
     assert result["blocks"] and result["whole"]
     assert min(result["blocks_recomputed"]) > 0 and min(result["whole_recomputed"]) > 0
     assert "rematch first, then fully_shard" in result["refused"]
+    for name in ("blocks", "whole"):
+        measured, planned = result[f"{name}_saved"]
+        assert measured >= planned > 0, "memory that plans save is saved, whatever FSDP2 has beside it"
+    peak_bytes, budget_bytes = result["whole_peak"]
+    assert peak_bytes <= budget_bytes
 
 
 def test_tensor_parallel_neither_hangs_nor_differs(results: Results) -> None:
@@ -51,9 +56,12 @@ def test_tensor_parallel_neither_hangs_nor_differs(results: Results) -> None:
 
 
 def test_pipeline_stages_have_budgets_of_their_own(results: Results) -> None:
-    for result in results["stages"]:
-        assert result["equal"]
-        assert result["recomputed"] > 0
+    for rank in results["stages"]:
+        for microbatches, result in rank.items():
+            assert result["equal"]
+            assert result["recomputed"] > 0
+            others = (int(microbatches) - 1) * result["in_flight"]
+            assert result["peak"] <= result["budget"] + others, "a budget is for one microbatch"
 
 
 def test_one_process_is_no_group() -> None:

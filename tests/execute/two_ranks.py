@@ -9,7 +9,7 @@ import copy
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import rematch
+from rematch.capture.memory import PeakMemory
 from rematch.errors import CaptureError
 from tests.modules import Net, mean_square
 from tests.training import same_bits
@@ -100,8 +101,26 @@ def data_parallel(rank: int) -> dict[str, Any]:
     return result
 
 
+def peak_of_step(step: Callable[[], Any], module: nn.Module) -> int:
+    """What the last of four steps allocates at most, beyond what was there; the first ones measure and plan again."""
+    for _ in range(4):
+        module.zero_grad()
+        with PeakMemory(torch.device("cpu")) as used:
+            step()
+    return used.peak_bytes
+
+
+def planned_saving(units: Iterable[nn.Module]) -> int:
+    """By how many bytes plans lower the peaks of these modules, taken together."""
+    plans = [rematch.plans_of(unit)[-1].figures for unit in units]
+    return sum(figures.baseline_peak_bytes - (figures.peak_bytes or 0) for figures in plans)
+
+
 def sharded(rank: int) -> dict[str, Any]:
     mesh = init_device_mesh("cpu", (2,))
+    inputs = batch(rank)
+    parameter_bytes = sum(parameter.nbytes for parameter in net().parameters())
+    buffers = 3 * parameter_bytes // 2  # what FSDP2 itself has of a unit: its shard, and copies on their way
 
     def shard(module: Net, *, plan: bool, blocks: bool) -> nn.Module:
         for block in module.blocks if blocks else ():
@@ -109,20 +128,25 @@ def sharded(rank: int) -> dict[str, Any]:
                 rematch.remat(block, share=False, in_place=True, **{**OPTIONS, "budget": "90%"})
             fully_shard(block, mesh=mesh)
         if plan and not blocks:
-            rematch.remat(module, batch(rank), loss=mean_square, in_place=True, **OPTIONS)
+            rematch.remat(module, inputs, loss=mean_square, in_place=True, reserve=buffers, **OPTIONS)
         return fully_shard(module, mesh=mesh)
 
     result: dict[str, Any] = {}
     for name, blocks in (("blocks", True), ("whole", False)):
         planned, plain = (shard(net(), plan=plan, blocks=blocks) for plan in (True, False))
-        result[name] = are_equal(planned, plain, batch(rank))
+        result[name] = are_equal(planned, plain, inputs)
         units = planned.blocks if blocks else [planned]
         result[f"{name}_recomputed"] = [len(rematch.plans_of(unit)[0].recomputed) for unit in units]
+        peaks = [peak_of_step(lambda m=m: mean_square(m(inputs)).backward(), m) for m in (plain, planned)]
+        result[f"{name}_saved"] = peaks[0] - peaks[1], planned_saving(units)
         if blocks:
             try:
-                rematch.remat(planned, batch(rank), **OPTIONS)
+                rematch.remat(planned, inputs, **OPTIONS)
             except CaptureError as refused:
                 result["refused"] = str(refused)
+        else:
+            shards = parameter_bytes // 2
+            result["whole_peak"] = peaks[1] + shards + inputs.nbytes, rematch.plans_of(planned)[0].figures.budget_bytes
     return result
 
 
@@ -144,24 +168,40 @@ def stages(rank: int) -> dict[str, Any]:
     """Each rank has its half of the module and a budget of its own."""
     from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
-    def gradients_of(plan: bool) -> tuple[list[torch.Tensor], int]:
-        whole = net()
-        half = nn.Sequential(*whole.blocks[:3]) if rank == 0 else nn.Sequential(*whole.blocks[3:], whole.head)
-        half = copy.deepcopy(half)
-        if plan:
-            rematch.remat(half, share=False, in_place=True, **{**OPTIONS, "budget": "90%" if rank == 0 else "80%"})
-        stage = PipelineStage(half, rank, 2, torch.device("cpu"))
-        schedule = ScheduleGPipe(stage, n_microbatches=2, loss_fn=lambda output, target: mean_square(output - target))
-        torch.manual_seed(3)
-        inputs = batch(0)
-        schedule.step(*([inputs] if rank == 0 else []), **({} if rank == 0 else {"target": torch.zeros(256, 4)}))
-        recomputed = sum(len(each.recomputed) for each in rematch.plans_of(half)) if plan else 0
-        return [parameter.grad for parameter in half.parameters()], recomputed
+    inputs, target = batch(0), torch.zeros(256, 4)
 
-    mine, recomputed = gradients_of(True)
-    plain, _ = gradients_of(False)
-    equal = all(same_bits(one, other) for one, other in zip(mine, plain, strict=True))
-    return {"equal": equal, "recomputed": recomputed}
+    def half(plan: bool) -> nn.Module:
+        whole = net()
+        made = copy.deepcopy(nn.Sequential(*(whole.blocks[:3] if rank == 0 else [*whole.blocks[3:], whole.head])))
+        if plan:
+            rematch.remat(made, share=False, in_place=True, **{**OPTIONS, "budget": "90%" if rank == 0 else "85%"})
+        return made
+
+    def step_of(module: nn.Module, microbatches: int) -> Callable[[], None]:
+        stage = PipelineStage(module, rank, 2, torch.device("cpu"))
+        schedule = ScheduleGPipe(stage, microbatches, loss_fn=lambda output, target: mean_square(output - target))
+        return lambda: schedule.step(*([inputs] if rank == 0 else []), **({} if rank == 0 else {"target": target}))
+
+    result: dict[str, Any] = {}
+    for microbatches in (1, 2):
+        planned, plain = half(True), half(False)
+        found = []
+        for module in (planned, plain):
+            torch.manual_seed(3)
+            step_of(module, microbatches)()
+            found.append([parameter.grad for parameter in module.parameters()])
+        equal = all(same_bits(one, other) for one, other in zip(*found, strict=True))
+        peak_bytes = peak_of_step(step_of(planned, microbatches), planned)
+        plan = rematch.plans_of(planned)[-1]
+        parts = {part.role: part.size_bytes for part in plan.parts}
+        result[str(microbatches)] = {
+            "equal": equal,
+            "recomputed": len(plan.recomputed),
+            "peak": peak_bytes + parts["parameters"] + parts["inputs"],
+            "budget": plan.figures.budget_bytes,
+            "in_flight": (plan.figures.peak_bytes or 0) - parts["parameters"],
+        }
+    return result
 
 
 CASES: dict[str, Callable[[int], dict[str, Any]]] = {
