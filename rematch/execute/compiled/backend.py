@@ -23,7 +23,7 @@ from torch._inductor import list_mode_options, list_options
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-import rematch
+from rematch import __version__
 from rematch.capture.inductor.copies import copy_module
 from rematch.errors import BudgetError, BudgetInfeasible
 from rematch.execute.compiled.meter import StepMeter
@@ -109,7 +109,7 @@ class CompiledGraph:
         self.planner.lenient = held_bytes > 0
         if self.device.type != "cuda":
             self.planner.around = replace(self.planner.around, before_bytes=held_bytes)
-        version = (VERSION, rematch.__version__)
+        version = (VERSION, __version__)
         options = repr(sorted(self.backend.inductor_options.items()))
         planned = (self.planner.identity, self.planner.around.before_bytes)
         identity = (*version, _device_name(self.device), options, *planned)
