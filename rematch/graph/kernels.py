@@ -54,7 +54,7 @@ class Bytes(NamedTuple):
     resident_bytes: int
 
 
-@njit(cache=True)
+@njit(cache=True, no_cfunc_wrapper=True)
 def simulate_steps(steps, graph, rules, needs, timeline, counts, alive):
     """Run the steps; fill `timeline` (bytes during each step), `counts` and `alive`.
 
@@ -127,7 +127,7 @@ def simulate_steps(steps, graph, rules, needs, timeline, counts, alive):
     return OK, -1, -1, peak, peak_step
 
 
-@njit(cache=True)
+@njit(cache=True, no_cfunc_wrapper=True)
 def sort_first(numbers, count):
     """Sort the first `count` numbers in place, by Shell's method. numpy's sort takes seconds to compile."""
     gap = count // 2
@@ -143,24 +143,24 @@ def sort_first(numbers, count):
     return
 
 
-@njit(cache=True)
-def steps_with_frees(sequence, graph):
+@njit(cache=True, no_cfunc_wrapper=True)
+def steps_with_frees(sequence, graph, needed, dying):
     """The sequence of operators with each value freed right after its last use before it is computed again.
 
-    Walks backwards: a value is needed if a later step reads it before its producer runs again.
+    Walks backwards: a value is needed if a later step reads it before its producer runs again. `needed` says which
+    values are when all steps are done; `dying` has room for all values. Returns the steps from the last to the first,
+    and how many they are.
     """
     inputs_ptr, inputs, outputs_ptr, outputs = graph.inputs_ptr, graph.inputs, graph.outputs_ptr, graph.outputs
-    target, held, loss = graph.target, graph.held, graph.loss
-    needed = target | held
+    held, loss = graph.held, graph.loss
     after_loss = loss >= 0
-    dying = np.empty(len(target), dtype=np.int32)
-    steps = np.empty(4 * len(sequence) + 16, dtype=np.int32)  # from the last step to the first
+    steps = np.empty(4 * len(sequence) + 16, dtype=np.int32)
     filled = 0
     for index in range(len(sequence) - 1, -1, -1):
         op = sequence[index]
         if op == loss:
             after_loss = False
-        count = 0
+        count = np.int64(0)  # a literal would have `sort_first` compiled twice
         for i in range(outputs_ptr[op], outputs_ptr[op + 1]):
             value = outputs[i]
             if not needed[value]:
@@ -184,4 +184,4 @@ def steps_with_frees(sequence, graph):
             filled += 1
         steps[filled] = op
         filled += 1
-    return steps[:filled][::-1].copy()
+    return steps, filled

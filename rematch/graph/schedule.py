@@ -65,8 +65,10 @@ class Schedule:
         sequence = np.asarray(ops, dtype=np.int32)
         if sequence.size and not (sequence.min() >= 0 and sequence.max() < len(graph.ops)):
             raise ScheduleError(f"operators are numbered 0 to {len(graph.ops) - 1}")
-        steps = kernels.steps_with_frees(sequence, graph.arrays.pick(kernels.Values))
-        return Schedule(steps)
+        values = graph.arrays.pick(kernels.Values)
+        dying = np.empty(len(values.target), dtype=np.int32)
+        backwards, count = kernels.steps_with_frees(sequence, values, values.target | values.held, dying)
+        return Schedule(backwards[:count][::-1])
 
     @property
     def ops(self) -> Ints:

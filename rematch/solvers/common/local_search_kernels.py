@@ -33,6 +33,7 @@ TEMPERATURE, WEIGHT, COST_LIMIT = range(3)
 LEVELS = 3
 
 NO_BEST = np.int64(2**62)
+REMOVING, ADDING = np.int64(0), np.int64(1)  # in the journal
 JOURNAL_ROWS = 4096
 STACK_ROWS = 1024
 _EARLY_ONE_IN = 8  # evictions: what is evicted is computed again some time before its next use
@@ -40,6 +41,7 @@ _EARLY_ONE_IN = 8  # evictions: what is evicted is computed again some time befo
 
 # Called from compiled code only, on arrays that the caller holds, so that nothing is gained by counting references.
 inner = njit(cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False)
+outer = njit(cache=True, nogil=True, no_cfunc_wrapper=True)
 
 
 class Model(NamedTuple):
@@ -73,7 +75,7 @@ class State(NamedTuple):
     dirty: np.ndarray  # stages to settle
     is_dirty: np.ndarray
     mark: np.ndarray  # per value
-    journal: np.ndarray  # (stage, operator, added) of the current move
+    journal: np.ndarray  # (stage, operator, REMOVING or ADDING) of the current move
     stack: np.ndarray
     best: np.ndarray  # (stage, operator) of the best set within the budget
     counters: np.ndarray
@@ -83,7 +85,7 @@ class State(NamedTuple):
 
 @inner
 def draw(random, bound):
-    """A whole number from 0 to bound - 1 (xorshift)."""
+    """A whole number from 0 to bound - 1 (xorshift). A literal bound would be compiled once more for each value."""
     x = random[0]
     x ^= x << np.uint64(13)
     x ^= x >> np.uint64(7)
@@ -95,7 +97,7 @@ def draw(random, bound):
 @inner
 def chance(random):
     """A number from 0 up to 1."""
-    return draw(random, 1 << 30) / (1 << 30)
+    return draw(random, np.int64(1 << 30)) / (1 << 30)
 
 
 @inner
@@ -318,18 +320,13 @@ def node_at(nodes, stage, op):
 
 
 @inner
-def toggle(m, s, stage, op, adding):
-    """Add or remove a recomputation and write it down for `undo`."""
-    row = s.counters[JOURNAL]
-    s.journal[row, 0] = stage
-    s.journal[row, 1] = op
-    s.journal[row, 2] = adding
-    s.counters[JOURNAL] = row + 1
-    if adding:
-        return add(m, s, stage, op)
-    node = node_at(s.nodes, stage, op)
-    remove(m, s, node)
-    return node
+def write_down(journal, counters, stage, op, adding):
+    """Note for `undo` that `op` is about to be added to `stage` or removed from it."""
+    row = counters[JOURNAL]
+    journal[row, 0] = stage
+    journal[row, 1] = op
+    journal[row, 2] = adding
+    counters[JOURNAL] = row + 1
 
 
 @inner
@@ -342,6 +339,7 @@ def undo(m, s):
         else:
             add(m, s, stage, op)
     s.counters[JOURNAL] = 0
+    settle(m, s)
 
 
 @inner
@@ -367,7 +365,8 @@ def prune(m, s, node):
         stage, op = np.int64(s.nodes[node, STAGE]), s.nodes[node, OP]
         if s.counters[JOURNAL] >= JOURNAL_ROWS - 8:
             return
-        toggle(m, s, stage, op, False)
+        write_down(s.journal, s.counters, stage, op, REMOVING)
+        remove(m, s, node)
         for i in range(m.inputs_ptr[op], m.inputs_ptr[op + 1]):
             source = copy_at(s.nodes, m.producer, m.held_from, m.inputs[i], stage)
             if is_unread(s.nodes, s.until, m.outputs_ptr, source):
@@ -409,10 +408,11 @@ def recompute(m, s, stage, op, around, deep, shallow, most):
             if chance(s.random) < (deep if end < around else shallow) and height < len(s.stack):
                 s.stack[height] = maker
                 height += 1
-        node = toggle(m, s, stage, op, True)
-        earlier = s.nodes[node, OP_PREV]
+        write_down(s.journal, s.counters, stage, op, ADDING)
+        earlier = s.nodes[add(m, s, stage, op), OP_PREV]
         if is_unread(s.nodes, s.until, m.outputs_ptr, earlier):
-            toggle(m, s, np.int64(s.nodes[earlier, STAGE]), op, False)
+            write_down(s.journal, s.counters, np.int64(s.nodes[earlier, STAGE]), op, REMOVING)
+            remove(m, s, earlier)
 
 
 @inner
@@ -465,18 +465,18 @@ def evict(m, s, stage, rivals):
             best_score, best_op, best_stage = score, op, following
     if best_op < 0:
         return
-    if s.counters[BEST_COST] == NO_BEST and draw(s.random, _EARLY_ONE_IN) == 0:
+    if s.counters[BEST_COST] == NO_BEST and draw(s.random, np.int64(_EARLY_ONE_IN)) == 0:
         best_stage = max(stage + 1 + draw(s.random, best_stage - stage), m.first_stage[best_op])
-    deep = (0.5, 0.9, 1.0)[draw(s.random, 3)]
-    shallow = (0.0, 0.3, 0.9)[draw(s.random, 3)]
-    recompute(m, s, best_stage, best_op, stage, deep, shallow, 1 << draw(s.random, 9))
+    deep = (0.5, 0.9, 1.0)[draw(s.random, np.int64(3))]
+    shallow = (0.0, 0.3, 0.9)[draw(s.random, np.int64(3))]
+    recompute(m, s, best_stage, best_op, stage, deep, shallow, 1 << draw(s.random, np.int64(9)))
 
 
 @inner
 def move_elsewhere(m, s, node):
     """Run a recomputation in another stage: past its first use, or where its inputs are at hand, or nearby."""
     stage, op = np.int64(s.nodes[node, STAGE]), s.nodes[node, OP]
-    kind = draw(s.random, 3)
+    kind = draw(s.random, np.int64(3))
     target = stage
     if kind == 0:
         value = m.outputs[m.outputs_ptr[op] + draw(s.random, m.outputs_ptr[op + 1] - m.outputs_ptr[op])]
@@ -485,10 +485,11 @@ def move_elsewhere(m, s, node):
         value = m.inputs[m.inputs_ptr[op] + draw(s.random, m.inputs_ptr[op + 1] - m.inputs_ptr[op])]
         target = np.int64(s.nodes[copy_at(s.nodes, m.producer, m.held_from, value, stage), STAGE])
     else:
-        target = stage + draw(s.random, 17) - 8
+        target = stage + draw(s.random, np.int64(17)) - 8
     if not m.first_stage[op] <= target <= m.last_stage[op] or node_at(s.nodes, target, op) >= 0:
         return
-    toggle(m, s, stage, op, False)
+    write_down(s.journal, s.counters, stage, op, REMOVING)
+    remove(m, s, node)
     recompute(m, s, target, op, target, 0.0, 0.3, np.int64(4))
 
 
@@ -496,37 +497,35 @@ def move_elsewhere(m, s, node):
 def propose(m, s):
     """Make one random move."""
     count = s.counters[RECOMPUTED]
-    lot = draw(s.random, 100)
+    lot = draw(s.random, np.int64(100))
     crowded = s.counters[EXCESS] > 0
-    if count == 0 or lot < (50 if crowded else 10):
-        evict(m, s, crowded_stage(s.peak, s.counters[EXCESS], m.budget[0], s.random), 1 + draw(s.random, 3))
-        return
-    node = s.pool[draw(s.random, count)]
-    if lot < 70:
+    if count > 0 and lot >= (50 if crowded else 10):
+        node = s.pool[draw(s.random, count)]
+        if 70 <= lot < 85 and m.outputs_ptr[s.nodes[node, OP] + 1] > m.outputs_ptr[s.nodes[node, OP]]:
+            move_elsewhere(m, s, node)
+            return
         prune(m, s, node)
-    elif lot < 85 and m.outputs_ptr[s.nodes[node, OP] + 1] > m.outputs_ptr[s.nodes[node, OP]]:
-        move_elsewhere(m, s, node)
-    else:
-        prune(m, s, node)
+        if lot < 70:
+            return
         settle(m, s)
-        evict(m, s, crowded_stage(s.peak, s.counters[EXCESS], m.budget[0], s.random), 1 + draw(s.random, 3))
+    evict(m, s, crowded_stage(s.peak, s.counters[EXCESS], m.budget[0], s.random), 1 + draw(s.random, np.int64(3)))
 
 
 @inner
-def keep_if_best(s):
-    """Copy the current set, which is within the budget, if it is the cheapest so far."""
-    if s.counters[COST] >= s.counters[BEST_COST]:
+def keep_if_best(nodes, pool, best, counters):
+    """Copy the current set if it is within the budget and the cheapest so far."""
+    if counters[EXCESS] > 0 or counters[COST] >= counters[BEST_COST]:
         return
-    count = s.counters[RECOMPUTED]
+    count = counters[RECOMPUTED]
     for place in range(count):
-        node = s.pool[place]
-        s.best[place, 0] = s.nodes[node, STAGE]
-        s.best[place, 1] = s.nodes[node, OP]
-    s.counters[BEST_COUNT] = count
-    s.counters[BEST_COST] = s.counters[COST]
+        node = pool[place]
+        best[place, 0] = nodes[node, STAGE]
+        best[place, 1] = nodes[node, OP]
+    counters[BEST_COUNT] = count
+    counters[BEST_COST] = counters[COST]
 
 
-@njit(cache=True, nogil=True)
+@outer
 def anneal(m, s, moves):
     """Try `moves` random moves at the temperature and the weight of excess memory in `levels`."""
     temperature, weight = s.levels[TEMPERATURE], s.levels[WEIGHT]
@@ -541,13 +540,11 @@ def anneal(m, s, moves):
             settle(m, s)
         if hopeless or (s.counters[COST] - cost) + weight * (s.counters[EXCESS] - excess) > slack:
             undo(m, s)
-            settle(m, s)
-        if s.counters[EXCESS] == 0:
-            s.counters[FEASIBLE_MOVES] += 1
-            keep_if_best(s)
+        s.counters[FEASIBLE_MOVES] += s.counters[EXCESS] == 0
+        keep_if_best(s.nodes, s.pool, s.best, s.counters)
 
 
-@njit(cache=True, nogil=True)
+@outer
 def trim(m, s):
     """Leave out every recomputation that can be spared without more excess, later ones of the pool first."""
     for place in range(s.counters[RECOMPUTED] - 1, -1, -1):
@@ -559,12 +556,10 @@ def trim(m, s):
         settle(m, s)
         if s.counters[EXCESS] > excess:
             undo(m, s)
-            settle(m, s)
-    if s.counters[EXCESS] == 0:
-        keep_if_best(s)
+    keep_if_best(s.nodes, s.pool, s.best, s.counters)
 
 
-@njit(cache=True, nogil=True)
+@outer
 def load(m, s, chosen):
     """Make `chosen`, rows of (stage, operator), the current set of recomputations."""
     while s.counters[RECOMPUTED] > 0:
@@ -572,5 +567,4 @@ def load(m, s, chosen):
     for row in range(len(chosen)):
         add(m, s, np.int64(chosen[row, 0]), chosen[row, 1])
     settle(m, s)
-    if s.counters[EXCESS] == 0:
-        keep_if_best(s)
+    keep_if_best(s.nodes, s.pool, s.best, s.counters)

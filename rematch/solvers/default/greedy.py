@@ -72,5 +72,7 @@ def _largest_saving(graph: Graph, sequence: Ints, at: int) -> tuple[int, int]:
     from rematch.solvers.default import greedy_kernels
 
     a = graph.arrays
-    op, before = greedy_kernels.largest_saving(sequence, at, a.pick(Values), a.pick(greedy_kernels.Stages))
+    stages = a.pick(greedy_kernels.Stages)
+    notes = greedy_kernels.Notes.new(len(sequence), len(stages.seconds), len(stages.size))
+    op, before = greedy_kernels.largest_saving(sequence, at, a.pick(Values), stages, notes)
     return int(op), int(before)

@@ -19,23 +19,39 @@ class Stages(NamedTuple):
     last_stage: np.ndarray
 
 
-@njit(cache=True)
-def largest_saving(sequence, at, graph, stages):
+class Notes(NamedTuple):
+    """What is found out on the way. Made outside: compiling that takes long."""
+
+    next_use: np.ndarray  # per value, the entry that needs it next
+    stage: np.ndarray  # per entry and for the end, the first computation that it belongs to
+    first_seen: np.ndarray  # per operator
+    computed_in: np.ndarray  # per operator, the stage in which it last ran
+    touched: np.ndarray  # per value, whether the running operator reads or makes it
+
+    @staticmethod
+    def new(entries: int, operators: int, values: int) -> Notes:
+        next_use = np.full(values, entries + 1, dtype=np.int64)  # not needed again before it is recomputed
+        stage, first_seen = np.empty(entries + 1, dtype=np.int64), np.zeros(operators, dtype=np.bool_)
+        computed_in, touched = np.full(operators, -1, dtype=np.int64), np.zeros(values, dtype=np.bool_)
+        return Notes(next_use, stage, first_seen, computed_in, touched)
+
+
+@njit(cache=True, no_cfunc_wrapper=True)
+def largest_saving(sequence, at, graph, stages, notes):
     """The operator to compute again so that least memory is held while `sequence[at]` runs, and where to insert it.
 
-    Returns (-1, -1) where no recomputation saves anything.
+    Returns (-1, -1) where no recomputation saves anything. `notes` are new ones.
     """
     inputs_ptr, inputs, outputs_ptr, outputs = graph.inputs_ptr, graph.inputs, graph.outputs_ptr, graph.outputs
     target, held, loss = graph.target, graph.held, graph.loss
     size, seconds, producer, position = stages.size, stages.seconds, stages.producer, stages.position
     first_stage, last_stage = stages.first_stage, stages.last_stage
+    next_use, stage, first_seen = notes.next_use, notes.stage, notes.first_seen
+    computed_in, touched = notes.computed_in, notes.touched
     end = len(sequence)
-    next_use = np.full(len(size), end + 1, dtype=np.int64)  # end + 1: not needed again before it is recomputed
     for value in range(len(size)):
         if target[value] or held[value]:
             next_use[value] = end
-    stage = np.empty(end + 1, dtype=np.int64)  # the first computation each entry belongs to
-    first_seen = np.zeros(len(seconds), dtype=np.bool_)
     front = 0
     for index in range(end):
         op = sequence[index]
@@ -56,13 +72,11 @@ def largest_saving(sequence, at, graph, stages):
             next_use[outputs[i]] = index if after_loss and held[outputs[i]] else end + 1
         for i in range(inputs_ptr[op], inputs_ptr[op + 1]):
             next_use[inputs[i]] = index
-    computed_in = np.full(len(seconds), -1, dtype=np.int64)  # the stage in which an operator last ran
     loss_done = False
     for index in range(at):
         computed_in[sequence[index]] = stage[index]
         loss_done |= sequence[index] == loss
     running = sequence[at]
-    touched = np.zeros(len(size), dtype=np.bool_)
     for i in range(inputs_ptr[running], inputs_ptr[running + 1]):
         touched[inputs[i]] = True
     for i in range(outputs_ptr[running], outputs_ptr[running + 1]):
