@@ -10,7 +10,8 @@ numbers, which takes seconds for 50,000 operators.
 
 If nothing is found by then and nothing proved, published methods that need little time are asked in turn (tree
 decompositions, checkpoints, chains of blocks), each for a share of the time, and a second local search makes two passes
-through each stage, for budgets that no single pass can keep. The exhaustive search has the last word on tiny graphs.
+through each stage, for budgets that no single pass can keep, while a third lowers the budget step by step (`descent`).
+The exhaustive search has the last word on tiny graphs.
 Where nothing was found, the last part of the time goes to saying which budgets can be kept. The solution's log tells
 what was tried, what it found, and why the search ended.
 
@@ -52,6 +53,7 @@ from rematch.solvers.common.local_search import LocalSearch
 from rematch.solvers.common.order import Order
 from rematch.solvers.common.pruning import offer_in_default_order
 from rematch.solvers.default.anneal import Anneal
+from rematch.solvers.default.descent import Descent
 from rematch.solvers.default.epochs import relax_epochs, search_epochs
 from rematch.solvers.default.greedy import Greedy, greedy_schedule
 from rematch.solvers.default.orders import any_order_bound, lighter_order
@@ -253,14 +255,16 @@ class _LocalSearchThread(threading.Thread):
 
 
 class _Searches:
-    """Local search for the incumbent; where it finds nothing for long, in turns with one of two passes a stage.
+    """Local search for the incumbent; where it finds nothing for long, in turns with others until one does.
 
-    The one that finds a schedule goes on alone.
+    The others are one with two passes through each stage, and one for budgets that fall step by step. The one that
+    finds a schedule goes on alone.
     """
 
     def __init__(self, incumbent: Incumbent, seed: int) -> None:
         self._incumbent, self._seed = incumbent, seed
         self._searches = [LocalSearch(incumbent.problem, seed=seed, start=incumbent.schedule)]
+        self._descent: Descent | None = None
         self._offer(self._searches[0])
 
     @property
@@ -273,6 +277,8 @@ class _Searches:
 
     def adopt(self, schedule: Schedule) -> None:
         self._searches[0].adopt(schedule)
+        if self._descent is not None:
+            self._descent.adopt(schedule)
 
     def run(self) -> None:
         """Some moves, and what they found offered to the incumbent."""
@@ -280,11 +286,19 @@ class _Searches:
         search.run(_MOVES_AT_ONCE)
         self._offer(search)
         if search.best is not None:
-            self._searches = [search]
-        elif len(self._searches) > 1:
+            self._searches, self._descent = [search], None
+        elif self._descent is not None:
             self._searches.reverse()
+            self._descend(self._descent)
         elif self._incumbent.schedule is None and search.moves >= _MOVES_OF_ONE_PASS:
             self._searches.insert(0, LocalSearch(self._incumbent.problem, seed=self._seed, passes=2))
+            self._descent = Descent(self._incumbent.problem, seed=self._seed)
+
+    def _descend(self, descent: Descent) -> None:
+        descent.run(_MOVES_AT_ONCE)
+        if descent.found is not None:
+            self._searches, self._descent = [descent.search()], None
+            self._offer(self._searches[0])
 
     def _offer(self, search: LocalSearch) -> None:
         if search.best is not None and (search.best_seconds or math.inf) < self._incumbent.seconds:
