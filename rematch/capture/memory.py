@@ -10,16 +10,46 @@ starts, and a process that ends while it runs crashes.
 
 from __future__ import annotations
 
+import os
+import sys
+from functools import cache
 from types import TracebackType
 
 import torch
 from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 
+_ALLOCATOR_CONF = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # where users say how the allocator works
+
 
 def allocated_bytes(size_bytes: int, device: torch.device) -> int:
     """What an allocation of `size_bytes` takes: CUDA's allocator hands out multiples of 512 bytes."""
     return -(-size_bytes // 512) * 512 if device.type == "cuda" else size_bytes
+
+
+def use_expandable_segments(device: torch.device) -> None:
+    """Have CUDA's allocator map pages as needed, so that little memory is lost between blocks.
+
+    Only where the user has not said how segments are to be made, in the variables that PyTorch reads.
+    """
+    if device.type == "cuda" and not any("expandable_segments" in os.environ.get(name, "") for name in _ALLOCATOR_CONF):
+        _make_segments_expandable()
+
+
+def has_expandable_segments() -> bool:
+    """Whether the allocator makes its segments so."""
+    return "expandable_segments:true" in _allocator_settings().lower().replace(" ", "")
+
+
+@cache
+def _make_segments_expandable() -> None:
+    if sys.platform == "linux":
+        others = [setting for setting in _allocator_settings().split(",") if setting.strip()]
+        torch._C._accelerator_setAllocatorSettings(",".join([*others, "expandable_segments:True"]))
+
+
+def _allocator_settings() -> str:
+    return str(torch._C._accelerator_getAllocatorSettings())
 
 
 def random_state_bytes(device: torch.device) -> int:

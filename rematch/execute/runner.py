@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from rematch.capture.checkpoints import without_checkpoints
 from rematch.capture.devices import require_supported
-from rematch.capture.memory import allocated_bytes
+from rematch.capture.memory import allocated_bytes, use_expandable_segments
 from rematch.capture.record import record
 from rematch.capture.recorded_graph import RecordedGraph, StepGraph, recorded_graph, with_outside
 from rematch.capture.recorder import CannotRecord, Recorder
@@ -168,6 +168,8 @@ class Runner:
         settings = self.planner.settings
         device = _device(self.module, args, kwargs)
         require_supported(device, settings.device)
+        if settings.device is None:
+            use_expandable_segments(device)
         give_up_measuring()
         with (
             measuring_progress(settings.progress) as shown,

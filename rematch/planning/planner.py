@@ -18,13 +18,15 @@ import psutil  # type: ignore[import-untyped]
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from rematch.capture.memory import has_expandable_segments
 from rematch.errors import BudgetInfeasible
 from rematch.graph import Graph, Schedule, baseline, simulate
 from rematch.graph.model import ALREADY_ALLOCATED
 from rematch.planning.budget import describe_largest_need, parse_budget
+from rematch.planning.cuda_allocator import least_cap
 from rematch.planning.pins import pin
 from rematch.planning.plan import Plan
-from rematch.planning.settings import Settings
+from rematch.planning.settings import AUTO, Settings
 from rematch.report.progress import solving_progress
 from rematch.solvers.base import Deadline, Problem, Solution, Solver, Status, solve, verify
 from rematch.units import format_bytes
@@ -39,6 +41,9 @@ _ALLOCATOR_SHARE = 0.005  # of a budget: CUDA's allocator gives a tensor a block
 _SMALL_BYTES = 1024  # left to the few numbers that kernels wrap as tensors for a moment
 _MINIMUM_SECONDS = 10.0  # to look for the smallest budget when the one asked for does not work
 _INTERRUPTED_NOTE = "plan: the best when a signal ended the search; another search may find a faster one"
+_EVERYTHING_KEPT = "everything kept"
+_MOST_PLACINGS = 3  # searches for a schedule that CUDA's allocator has places for
+_MOST_LEFT_TO_ALLOCATOR = 0.15  # of a budget, for memory that is free in pieces too small to use
 _GROWN = 1.02  # times the budget that a plan was made for: with more, a faster one may be there
 _TIGHTEST: dict[str, Schedule] = {}  # by the fingerprint of the graph; see `budget_range`
 
@@ -60,7 +65,16 @@ class Planner:
             self.whole_bytes = known.figures.baseline_peak_bytes + _SMALL_BYTES
             return known
         problem = Problem(graph, self.budget_bytes(graph, device))
-        return self.remember(self._known(problem, engine, notes) or self._solved(problem, device, engine, notes))
+        planned = self._planned_before(problem, engine)
+        if planned is None:
+            found = self._without_search(problem) or self._searched(problem, device)
+            found = self._placed(problem, found, device)
+            if found.interrupted:
+                log.warning("%s: %s", graph.name, _INTERRUPTED_NOTE)
+                notes = (*notes, _INTERRUPTED_NOTE)
+            pins = self.settings.pins if found.solver != _EVERYTHING_KEPT else ()
+            planned = Plan.from_solution(problem, found, (*notes, *pins), engine)
+        return self.remember(planned)
 
     def least_memory_plan(
         self, graph: Graph, device: torch.device, *, engine: str, notes: tuple[str, ...] = ()
@@ -84,26 +98,29 @@ class Planner:
         self.remember(plan.drawn_from(graph))
         return True
 
-    def _known(self, problem: Problem, engine: str, notes: tuple[str, ...]) -> Plan | None:
-        """A plan without a search: the one made before, everything kept, or an old schedule that still fits."""
+    def _planned_before(self, problem: Problem, engine: str) -> Plan | None:
+        """The plan that this graph has already, if it still keeps the budget."""
         for known in self.plans:
             same = known.graph_fingerprint == problem.graph.fingerprint and known.engine == engine
             if same and _fits(known.schedule, problem):
                 return known if known.graph is not None else known.drawn_from(problem.graph)
+        return None
+
+    def _without_search(self, problem: Problem) -> Solution | None:
+        """Everything kept, or the schedule of another shape, if that fits."""
         everything = baseline(problem.graph)
         asks = isinstance(self.settings.solver, Solver)  # a solver object of the user's own is always asked
         free = not asks and not self.settings.recompute
         if free and simulate(problem.graph, everything).peak_bytes <= problem.budget_bytes:
             bound = problem.graph.baseline_seconds
-            kept = Solution(everything, Status.OPTIMAL, "everything kept", lower_bound_seconds=bound)
-            return Plan.from_solution(problem, kept, notes, engine)
+            return Solution(everything, Status.OPTIMAL, _EVERYTHING_KEPT, lower_bound_seconds=bound)
         for known in reversed(self.plans):
             if _same_shape(known, problem.graph) and _fits(known.schedule, problem):
-                kept = Solution(known.schedule, Status.FEASIBLE, f"{known.figures.solver}, for another shape")
-                return Plan.from_solution(problem, kept, notes, engine)
+                return Solution(known.schedule, Status.FEASIBLE, f"{known.figures.solver}, for another shape")
         return None
 
-    def _solved(self, problem: Problem, device: torch.device, engine: str, notes: tuple[str, ...]) -> Plan:
+    def _searched(self, problem: Problem, device: torch.device) -> Solution:
+        """What the solver finds; raises `BudgetInfeasible`."""
         from rematch.solvers.minimum import surely_needed_bytes
 
         s = self.settings
@@ -116,12 +133,36 @@ class Planner:
         if found.schedule is None:
             found = self._last_resort(inside, device, found)
         assert found.schedule is not None
-        if found.interrupted:
-            log.warning("%s: %s", problem.graph.name, _INTERRUPTED_NOTE)
-            notes = (*notes, _INTERRUPTED_NOTE)
         found = replace(found, schedule=pinned.schedule_of(found.schedule))
         verify(problem, found)
-        return Plan.from_solution(problem, found, (*notes, *s.pins), engine)
+        return found
+
+    def _placed(self, problem: Problem, found: Solution, device: torch.device) -> Solution:
+        """What was found, or a solution for a smaller budget, so that CUDA's allocator has a place for every tensor.
+
+        A process that may reserve no more than the budget can then train. Where no such solution comes up, the one
+        that needs the least is taken.
+        """
+        if device.type != "cuda" or self.settings.device is not None or self.settings.budget == AUTO:
+            return found
+        cap_bytes = parse_budget(self.settings.budget, self.whole_bytes or 1)
+        expandable = has_expandable_segments()
+        best, bound = found, found.lower_bound_seconds
+        tight_bytes = problem.budget_bytes
+        least_bytes = needed_bytes = _needed(problem.graph, found, expandable)
+        for _ in range(_MOST_PLACINGS):
+            tight_bytes -= max(0, needed_bytes - cap_bytes)
+            if least_bytes <= cap_bytes or tight_bytes < (1 - _MOST_LEFT_TO_ALLOCATOR) * problem.budget_bytes:
+                break
+            try:
+                tried = self._searched(Problem(problem.graph, tight_bytes), device)
+            except BudgetInfeasible:
+                break
+            needed_bytes = _needed(problem.graph, tried, expandable)
+            if needed_bytes < least_bytes:
+                least_bytes = needed_bytes
+                best = replace(tried, status=Status.FEASIBLE, lower_bound_seconds=bound)
+        return best
 
     def _last_resort(self, problem: Problem, device: torch.device, failed: Solution) -> Solution:
         """Where a solver found nothing, the search for the smallest budget may have; else it has one to name."""
@@ -144,7 +185,7 @@ class Planner:
 
     def budget_bytes(self, graph: Graph, device: torch.device) -> int:
         """What tensors may take on the device at the peak."""
-        if self.settings.budget == "auto":
+        if self.settings.budget == AUTO:
             return graph.resident_bytes + available_bytes(device, self.settings.device)
         if self.whole_bytes is None:
             self.whole_bytes = simulate(graph, baseline(graph)).peak_bytes + _SMALL_BYTES
@@ -186,6 +227,11 @@ class Planner:
         _load_libraries(device)
         counted = sum(value.size_bytes for value in graph.values if value.resident and value.role != ALREADY_ALLOCATED)
         return reserve_bytes + max(state_bytes, torch.cuda.memory_allocated(device) - counted)
+
+
+def _needed(graph: Graph, found: Solution, expandable: bool) -> int:
+    assert found.schedule is not None
+    return least_cap(graph, found.schedule, expandable=expandable)
 
 
 @cache

@@ -1,0 +1,295 @@
+"""CUDA's caching allocator, modelled: does a schedule fit into a process that may reserve no more than its budget?
+
+`least_cap(graph, schedule)`: bytes that the process must be allowed to reserve
+
+Tensors need addresses in one piece, so a process may run out while enough memory is free in pieces. The oracle counts
+bytes; this model gives them places as the allocator does: multiples of 512 bytes, small and large blocks apart, the
+smallest free block that is large enough, split, and joined with its free neighbours once it is free again. With
+expandable segments a pool is one range of addresses in which pages are mapped and unmapped; without them every piece
+that was asked of the driver is a segment of its own, which goes back only as a whole. Memory goes back when a request
+would exceed the cap, and not before.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+
+from rematch.graph import Graph, Schedule, simulate
+
+_MIB = 2**20
+_ROUNDED = 512
+_SMALL_BYTES = _MIB  # the largest request that is served from the pool of small blocks
+_SMALL_SEGMENT = 2 * _MIB
+_LARGE_SEGMENT = 20 * _MIB  # what a request below `_OWN_SEGMENT` asks of the driver
+_OWN_SEGMENT = 10 * _MIB
+_SEGMENT_UNIT = 2 * _MIB  # larger requests ask for a multiple of this
+_STEPS = 2  # the second begins with what the first left mapped
+_PRECISION = 0.002  # of the least cap
+
+
+class OutOfMemory(Exception):
+    """A request does not fit under the cap, even after all that is free was given back."""
+
+
+class Block:
+    """A stretch of addresses between its neighbours in the same segment."""
+
+    __slots__ = ("address", "mapped", "next", "pool", "previous", "size", "used")
+
+    def __init__(self, pool: _Pool, address: int, size: int, mapped: bool) -> None:
+        self.pool = pool
+        self.address = address
+        self.size = size
+        self.mapped = mapped
+        self.used = False
+        self.previous: Block | None = None
+        self.next: Block | None = None
+
+
+class Allocator:
+    """The pools of one device, under one cap on what is mapped."""
+
+    def __init__(self, cap_bytes: int, *, expandable: bool = True) -> None:
+        self.cap_bytes = cap_bytes
+        self.mapped_bytes = 0
+        kind = _ExpandablePool if expandable else _SegmentedPool
+        self._small, self._large = kind(self, _SMALL_SEGMENT), kind(self, _LARGE_SEGMENT)
+
+    def allocate(self, size_bytes: int) -> Block:
+        """A block for a tensor; raises `OutOfMemory`."""
+        size = max(_ROUNDED, -(-size_bytes // _ROUNDED) * _ROUNDED)
+        pool = self._small if size <= _SMALL_BYTES else self._large
+        return pool.allocate(size)
+
+    def free(self, block: Block) -> None:
+        """Take a tensor's block back."""
+        block.pool.free(block)
+
+    def make_room(self, size: int) -> None:
+        """See to it that so many bytes may be mapped."""
+        if self.mapped_bytes + size > self.cap_bytes:
+            self._small.give_back()
+            self._large.give_back()
+        if self.mapped_bytes + size > self.cap_bytes:
+            raise OutOfMemory
+
+
+class _Pool:
+    """Blocks of one kind; how they come from the driver is a matter of the subclasses."""
+
+    def __init__(self, allocator: Allocator, segment: int) -> None:
+        self.allocator = allocator
+        self.segment = segment
+        self.available: list[tuple[int, int, Block]] = []  # free and mapped: size, address, block
+
+    def allocate(self, size: int) -> Block:
+        block = self._best(size)
+        if block is None:
+            self.allocator.make_room(self._asked(size))
+            block = self._extend(size)
+        else:
+            self._take(block)
+        if self._worth_splitting(block.size - size):
+            self._put(self._split(block, size))
+        block.used = True
+        return block
+
+    def free(self, block: Block) -> None:
+        block.used = False
+        for other in (block.previous, block.next):
+            if other is not None and other.mapped and not other.used:
+                self._take(other)
+                block = self._join(other, block) if other is block.previous else self._join(block, other)
+        self._put(block)
+
+    def give_back(self) -> None:
+        """Let the driver have what is free."""
+        raise NotImplementedError
+
+    def _extend(self, size: int) -> Block:
+        """A block of at least `size` with memory from the driver."""
+        raise NotImplementedError
+
+    def _worth_splitting(self, rest: int) -> bool:
+        return rest >= _ROUNDED if self.segment == _SMALL_SEGMENT else rest > _SMALL_BYTES
+
+    def _asked(self, size: int) -> int:
+        """What a request asks of the driver."""
+        if size < _OWN_SEGMENT:
+            return self.segment
+        return -(-size // _SEGMENT_UNIT) * _SEGMENT_UNIT
+
+    def _best(self, size: int) -> Block | None:
+        place = bisect_left(self.available, (size, 0))
+        return self.available[place][2] if place < len(self.available) else None
+
+    def _put(self, block: Block) -> None:
+        insort(self.available, (block.size, block.address, block))
+
+    def _take(self, block: Block) -> None:
+        del self.available[bisect_left(self.available, (block.size, block.address))]
+
+    def _split(self, block: Block, size: int) -> Block:
+        """Cut the block after `size`; returns the rest."""
+        rest = Block(self, block.address + size, block.size - size, block.mapped)
+        rest.previous, rest.next = block, block.next
+        if block.next is not None:
+            block.next.previous = rest
+        block.next, block.size = rest, size
+        return rest
+
+    def _join(self, first: Block, second: Block) -> Block:
+        first.size += second.size
+        first.next = second.next
+        if second.next is not None:
+            second.next.previous = first
+        return first
+
+
+class _SegmentedPool(_Pool):
+    """Each piece from the driver is a segment of its own."""
+
+    def __init__(self, allocator: Allocator, segment: int) -> None:
+        super().__init__(allocator, segment)
+        self._end = 0
+
+    def _extend(self, size: int) -> Block:
+        asked = self._asked(size)
+        block = Block(self, self._end, asked, mapped=True)
+        self._end += asked
+        self.allocator.mapped_bytes += asked
+        return block
+
+    def give_back(self) -> None:
+        whole = [block for _, _, block in self.available if block.previous is None and block.next is None]
+        for block in whole:
+            self._take(block)
+            self.allocator.mapped_bytes -= block.size
+
+
+class _ExpandablePool(_Pool):
+    """One range of addresses, without end, whose pages come and go."""
+
+    def __init__(self, allocator: Allocator, segment: int) -> None:
+        super().__init__(allocator, segment)
+        self._first = Block(self, 0, 2**62, mapped=False)
+
+    def _best(self, size: int) -> Block | None:
+        """The smallest that fits; one that could grow counts as large as it could become."""
+        place = bisect_left(self.available, (size, 0))
+        growing: Block | None = None
+        for _, _, block in self.available[place:]:
+            if block.next is None or block.next.mapped:
+                return block
+            growing = growing or block
+        return growing
+
+    def _extend(self, size: int) -> Block:
+        block = self._first_run(size)
+        if block.mapped:
+            self._take(block)
+        else:
+            self._map(block, size)
+        while block.size < size:
+            other = block.next
+            assert other is not None and not other.used
+            if other.mapped:
+                self._take(other)
+            else:
+                self._map(other, size - block.size)
+            self._join(block, other)
+        return block
+
+    def _first_run(self, size: int) -> Block:
+        """Where the first stretch of free addresses begins, mapped or not, that is long enough."""
+        begin: Block | None = None
+        found = 0
+        block: Block | None = self._first
+        while block is not None:
+            if block.used:
+                begin, found = None, 0
+            else:
+                begin, found = begin or block, found + block.size
+                if found >= size:
+                    return begin
+            block = block.next
+        raise OutOfMemory
+
+    def _map(self, block: Block, size: int) -> None:
+        """Map pages from the start of an unmapped block, enough for `size` if it is that large."""
+        needed = min(block.size, -(-size // self.segment) * self.segment)
+        if needed < block.size:
+            self._split(block, needed)
+        block.mapped = True
+        self.allocator.mapped_bytes += needed
+
+    def give_back(self) -> None:
+        for _, _, block in list(self.available):
+            begin = -(-block.address // self.segment) * self.segment
+            end = (block.address + block.size) // self.segment * self.segment
+            if begin < end:
+                self._take(block)
+                self._unmap(block, begin, end)
+
+    def _unmap(self, block: Block, begin: int, end: int) -> None:
+        """Unmap the pages between two addresses inside a free block."""
+        if end < block.address + block.size:
+            self._put(self._split(block, end - block.address))
+        if begin > block.address:
+            head, block = block, self._split(block, begin - block.address)
+            self._put(head)
+        block.mapped = False
+        self.allocator.mapped_bytes -= block.size
+        after = block.next
+        if after is not None and not after.mapped:
+            self._join(block, after)
+        before = block.previous
+        if before is not None and not before.mapped:
+            self._join(before, block)
+
+
+def fits(graph: Graph, schedule: Schedule, cap_bytes: int, *, expandable: bool = True) -> bool:
+    """Whether a process trains by this schedule that may reserve `cap_bytes`."""
+    allocator = Allocator(cap_bytes, expandable=expandable)
+    try:
+        for value in graph.values:
+            if value.resident and value.size_bytes:
+                allocator.allocate(value.size_bytes)
+        for _ in range(_STEPS):
+            _run(graph, schedule, allocator)
+    except OutOfMemory:
+        return False
+    return True
+
+
+def _run(graph: Graph, schedule: Schedule, allocator: Allocator) -> None:
+    blocks: dict[int, Block] = {}
+    for step in schedule.steps.tolist():
+        if step < 0:
+            if ~step in blocks:
+                allocator.free(blocks.pop(~step))
+            continue
+        op = graph.ops[step]
+        for value in op.outputs:
+            size_bytes = graph.values[value].size_bytes
+            if size_bytes and value not in blocks and not graph.values[value].resident:
+                blocks[value] = allocator.allocate(size_bytes)
+        if op.workspace_bytes:
+            allocator.free(allocator.allocate(op.workspace_bytes))
+    for block in blocks.values():
+        allocator.free(block)
+
+
+def least_cap(graph: Graph, schedule: Schedule, *, expandable: bool = True) -> int:
+    """The smallest number of bytes that a process must be allowed to reserve to train by this schedule."""
+    low = simulate(graph, schedule).peak_bytes
+    high = low
+    while not fits(graph, schedule, high, expandable=expandable):
+        low, high = high, high + max(_LARGE_SEGMENT, high // 50)
+    while high - low > max(_SEGMENT_UNIT, _PRECISION * high):
+        middle = (low + high) // 2
+        if fits(graph, schedule, middle, expandable=expandable):
+            high = middle
+        else:
+            low = middle
+    return high

@@ -1,0 +1,127 @@
+"""The model of CUDA's allocator, and plans for which it has a place."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from rematch.graph import Graph, Op, Phase, Schedule, Value, baseline, simulate
+from rematch.planning.cuda_allocator import Allocator, OutOfMemory, fits, least_cap
+from rematch.planning.planner import Planner
+from rematch.planning.settings import Settings
+
+MIB = 2**20
+
+
+def test_a_hole_between_blocks_is_no_place_for_a_larger_one() -> None:
+    for expandable, needed in ((False, 90), (True, 80)):
+        allocator = Allocator(90 * MIB, expandable=expandable)
+        first, second = allocator.allocate(30 * MIB), allocator.allocate(20 * MIB)
+        allocator.free(first)
+        allocator.allocate(40 * MIB)  # beside the hole of 30, of which a page of 20 can be given back
+        assert allocator.mapped_bytes == needed * MIB
+        allocator.free(second)
+
+
+def test_what_is_free_goes_back_to_the_driver_only_at_the_cap() -> None:
+    for expandable in (False, True):
+        allocator = Allocator(100 * MIB, expandable=expandable)
+        allocator.free(allocator.allocate(60 * MIB))
+        assert allocator.mapped_bytes == 60 * MIB
+        allocator.allocate(80 * MIB)
+        assert allocator.mapped_bytes <= 100 * MIB
+        with pytest.raises(OutOfMemory):
+            allocator.allocate(40 * MIB)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 64 * MIB), st.booleans(), st.integers(0, 10)), min_size=1, max_size=60),
+    st.booleans(),
+    st.integers(64, 2048),
+)
+def test_blocks_never_overlap_and_mapped_memory_covers_them(
+    requests: list[tuple[int, bool, int]], expandable: bool, cap_mib: int
+) -> None:
+    allocator = Allocator(cap_mib * MIB, expandable=expandable)
+    held = []
+    for size_bytes, frees, which in requests:
+        try:
+            held.append(allocator.allocate(size_bytes))
+        except OutOfMemory:
+            break
+        assert held[-1].size >= size_bytes
+        if frees:
+            allocator.free(held.pop(which % len(held)))
+        assert sum(block.size for block in held) <= allocator.mapped_bytes <= allocator.cap_bytes
+        for pool in {id(block.pool): block.pool for block in held}.values():
+            spans = sorted((block.address, block.address + block.size) for block in held if block.pool is pool)
+            assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))
+    for block in held:
+        allocator.free(block)
+    for pool in (allocator._small, allocator._large):
+        pool.give_back()
+    assert allocator.mapped_bytes == 0
+
+
+def chain(layers: int, sizes_mib: tuple[int, ...]) -> Graph:
+    """Forward and backward of a chain whose layers save two tensors of uneven sizes."""
+    values: list[Value] = [Value("x", 8 * MIB, resident=True)]
+    ops: list[Op] = []
+    inputs, saved = 0, []
+    for layer in range(layers):
+        values += [
+            Value(f"inner{layer}", sizes_mib[layer % len(sizes_mib)] * MIB),
+            Value(f"out{layer}", 30 * MIB),
+        ]
+        inner, out = len(values) - 2, len(values) - 1
+        ops += [
+            Op(f"up{layer}", 1e-3, (inputs,), (inner,), phase=Phase.FORWARD),
+            Op(f"down{layer}", 2e-3, (inner,), (out,), phase=Phase.FORWARD),
+        ]
+        saved.append((inputs, inner, out))
+        inputs = out
+    values.append(Value("loss", 30 * MIB))
+    ops.append(Op("loss", 1e-4, (inputs,), (len(values) - 1,), phase=Phase.LOSS))
+    tangent = len(values) - 1
+    for layer, (before, inner, _) in reversed(list(enumerate(saved))):
+        values += [Value(f"d_inner{layer}", values[inner].size_bytes), Value(f"d_out{layer}", 30 * MIB)]
+        ops += [
+            Op(f"down{layer}.grad", 2e-3, (tangent, inner), (len(values) - 2,), phase=Phase.BACKWARD),
+            Op(f"up{layer}.grad", 1e-3, (len(values) - 2, before), (len(values) - 1,), phase=Phase.BACKWARD),
+        ]
+        tangent = len(values) - 1
+    return Graph(tuple(ops), tuple(values), targets=frozenset({tangent}), name="chain")
+
+
+def test_a_schedule_needs_at_least_its_peak_and_everything_fits_at_the_least_cap() -> None:
+    graph = chain(12, (70, 45, 25))
+    for expandable in (False, True):
+        cap_bytes = least_cap(graph, baseline(graph), expandable=expandable)
+        assert cap_bytes >= simulate(graph, baseline(graph)).peak_bytes
+        assert fits(graph, baseline(graph), cap_bytes, expandable=expandable)
+        assert not fits(graph, baseline(graph), int(0.9 * cap_bytes), expandable=expandable)
+
+
+def test_plans_for_a_card_leave_room_for_what_is_free_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = chain(16, (70, 45, 25))
+    monkeypatch.setattr("rematch.planning.planner.has_expandable_segments", lambda: False)
+    budget_bytes = int(0.6 * simulate(graph, baseline(graph)).peak_bytes)
+
+    def needed(device: str) -> int:
+        planner = Planner(Settings(budget=budget_bytes, time_limit=5.0, progress=False))
+        plan = planner.plan(graph, torch.device(device), engine="tape")
+        assert plan.figures.budget_bytes <= budget_bytes
+        return least_cap(graph, plan.schedule, expandable=False)
+
+    assert needed("cpu") > budget_bytes, "the test needs a schedule that leaves holes"
+    assert needed("cuda") <= budget_bytes
+
+
+def test_a_schedule_that_computes_nothing_needs_what_is_resident() -> None:
+    graph = Graph((), (Value("x", 5 * MIB, resident=True),), name="empty")
+    assert least_cap(graph, Schedule(np.zeros(0, dtype=np.int64))) >= 5 * MIB
