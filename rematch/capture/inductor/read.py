@@ -9,8 +9,8 @@ fused: what one of them has read or written, the next ones read at no cost. A fo
 again, where reads can be free (see `again`); what it costs more in forward is the loss operator's. Random numbers count
 as traffic too: computing one takes about as long as moving 16 bytes.
 
-Inductor runs convolutions in channels-last order where it expects a gain. They are measured so, and the copies of their
-weights in that order are in memory from the beginning.
+Inductor runs convolutions in channels-last order where it expects a gain. They are measured so, and copies of weights
+and inputs in that order are in memory from the beginning.
 """
 
 from __future__ import annotations
@@ -180,18 +180,19 @@ class _Reading:
                     Value(node.name, size, resident=True, role=role if node.op == "placeholder" else "constants")
                 )
             self.value_of[node] = storages[key]
-        copied_bytes = sum(tensor_bytes(weight) for weight in self._reordered_weights())
+        copied_bytes = sum(tensor_bytes(node) for node in self._reordered())
         if copied_bytes:
-            self.values.append(Value("weights in channels-last order", copied_bytes, resident=True, role="constants"))
+            self.values.append(Value("copies in channels-last order", copied_bytes, resident=True, role="constants"))
         self.values.append(Value(ALREADY_ALLOCATED, 0, resident=True, role=ALREADY_ALLOCATED))
 
-    def _reordered_weights(self) -> set[Node]:
-        """Weights of convolutions that inductor copies into channels-last order."""
+    def _reordered(self) -> set[Node]:
+        """Weights and inputs of convolutions that inductor copies into channels-last order."""
         if not self.channels_last:
             return set()
         convolutions = self.found.joint.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)
-        weights = {convolution.args[1] for convolution in convolutions}
-        return {weight for weight in weights if isinstance(weight, Node) and not _is_channels_last(weight.meta["val"])}
+        read = {argument for convolution in convolutions for argument in convolution.args[:2]}
+        given = [node for node in read if isinstance(node, Node) and self.found.kinds[node] is Kind.INPUT]
+        return {node for node in given if not _is_channels_last(node.meta["val"])}
 
     def _add_loss(self, tangents: list[Node], held: list[int]) -> None:
         outputs = []

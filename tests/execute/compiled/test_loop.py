@@ -91,6 +91,17 @@ def test_a_budget_is_kept_by_correcting_what_was_predicted_and_remembered() -> N
     assert again.planner.decision.plan.schedule == graph.planner.decision.plan.schedule
 
 
+def test_a_smaller_budget_never_gives_a_larger_peak() -> None:
+    whole = kept_bytes(Stack(4, breaks=False))
+    peaks = []
+    for share in (1.0, 0.92, 0.84):
+        torch._dynamo.reset()
+        peaks.append(settled(Stack(4, breaks=False), int(share * whole))[0].peak_bytes(SAMPLE))
+        assert peaks[-1] <= share * whole
+    assert peaks == sorted(peaks, reverse=True)
+    assert peaks[0] > peaks[-1]
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # Dynamo's own, of a graph after a break
 def test_graphs_of_one_model_share_the_budget() -> None:
     whole = kept_bytes(Stack(6, breaks=True))

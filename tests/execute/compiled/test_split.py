@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch._functorch.config
 from torch import nn
 from torch.fx import GraphModule
 
 import rematch
+from rematch.capture.inductor.peak import predicted_peaks
 from rematch.execute.compiled import partitioner as partitioner_module
 from rematch.execute.compiled.partitioner import Partitioner
 from rematch.execute.compiled.split import split
@@ -111,6 +113,36 @@ def alive_at_the_loss(decision: Decision) -> list[str]:
         else:
             alive.update(dict.fromkeys(graph.ops[step].outputs))
     return [graph.values[value].name for value in read_later]
+
+
+def test_plans_cost_no_more_than_torchs_own_partition_of_the_same_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Noting(GraphPlanner):
+        """Keeps what torch's own partition would take and recompute."""
+
+        def decide(self, joint: GraphModule, own: tuple[GraphModule, GraphModule], **known: Any) -> Decision:
+            decision = super().decide(joint, own, **known)
+            assert decision.capture is not None
+            graph, (_, backward) = decision.capture.graph, own
+            returned, resident = decision.capture.found.forward_outputs, graph.resident_bytes
+            self.own_bytes = predicted_peaks(*own, returned=returned, resident_bytes=resident).peak_bytes(0)
+            again = {node.name for node in backward.graph.nodes if node.op == "call_function"}
+            self.own_seconds = sum(op.seconds for op in graph.ops if op.phase is Phase.FORWARD and op.name in again)
+            return decision
+
+    def noting(budget: str | int, share: float) -> Noting:
+        torch._dynamo.reset()
+        planner = Noting(Planner(Settings(budget=budget, time_limit=2.0, progress=False)))
+        with torch._functorch.config.patch(activation_memory_budget=share):
+            run_partitioned(net(), batch(), Partitioner(planner, ()))
+        return planner
+
+    torchs = noting("1TiB", 0.3)
+    assert torchs.own_seconds > 0
+    ours = noting(torchs.own_bytes + 2**12, 1.0)
+    assert ours.decision is not None and not ours.decision.by_torch
+    figures = ours.decision.plan.figures
+    assert figures.seconds is not None
+    assert figures.seconds - figures.baseline_seconds <= torchs.own_seconds
 
 
 def test_an_impossible_budget_names_the_least_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
