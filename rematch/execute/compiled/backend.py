@@ -93,6 +93,8 @@ class CompiledGraph:
         self.compilations = 0
         self._calls = 0  # of this compilation
         self._fitting: Around | None = None  # with which the budget was measured to be kept
+        self._given_up = False  # what is compiled next is the last
+        self._closest: tuple[int, Around] | None = None  # the smallest peak that was measured, and with what
         self._between_bytes = 0  # that other graphs took between forward and backward, where no allocator tells
         self._meter: StepMeter | None = None
         self._again = False
@@ -165,6 +167,8 @@ class CompiledGraph:
             raise Planned
         if self._again:
             self.compile()
+            if self._given_up:
+                self._settle(measured=True)
         assert self._run is not None
         outputs = self._run(*args) if self._settled else self._measured(args)
         unused = self.planner.around.unused
@@ -173,6 +177,7 @@ class CompiledGraph:
     def _used_after_all(self) -> None:
         """An output that had no gradient in the first steps has one."""
         self._all_used = self._again = True
+        self._given_up = False
         self.compilations = 0
         self.planner.around = replace(self.planner.around, unused=())
         if self._notebook is not None:
@@ -236,18 +241,28 @@ class CompiledGraph:
                 return
             self._fitting = planner.around
         elif self.compilations >= _MOST_COMPILATIONS:
-            self._settle(measured=True)
-            warnings.warn(
-                f"a step through torch.compile takes {format_bytes(peak_bytes)}, more than the budget of "
-                f"{format_bytes(asked_bytes)}: after {self.compilations} compilations, inductor's order of kernels "
-                "still takes more than was planned. Name a smaller budget",
-                stacklevel=2,
-            )
+            self._give_up(peak_bytes, asked_bytes)
             return
         elif self._fitting is not None:
             around = self._fitting
+        if self._closest is None or peak_bytes < self._closest[0]:
+            self._closest = peak_bytes, planner.around
         planner.around = around
         self._again = True
+
+    def _give_up(self, peak_bytes: int, asked_bytes: int) -> None:
+        """The budget is not kept: go on with the compilation that came closest, which inductor's caches have."""
+        if self._closest is not None and self._closest[0] < peak_bytes:
+            peak_bytes, self.planner.around = self._closest
+            self._again = self._given_up = True
+        else:
+            self._settle(measured=True)
+        warnings.warn(
+            f"a step through torch.compile takes {format_bytes(peak_bytes)}, more than the budget of "
+            f"{format_bytes(asked_bytes)}: after {_MOST_COMPILATIONS} compilations, inductor's order of kernels "
+            "still takes more than was planned. Name a smaller budget",
+            stacklevel=2,
+        )
 
     def _settle(self, *, measured: bool = False) -> None:
         """Measure no more. What was `measured` is noted for other processes."""

@@ -7,6 +7,10 @@ torch's own function cuts the result in two, so that what AOTAutograd expects of
 backward reads of forward's buffers is saved. Nodes that are inlined are computed from buffers wherever they are read:
 forward has each of them once, as the joint graph does, while in backward every reader of a forward node has a copy of
 its own, for inductor would keep in memory what is read far apart.
+
+Inductor makes one kernel of a product and a sum that it goes into, which then waits for the other summand. The gradient
+of a tied embedding would keep the gradient of the logits until the end of backward. Where the schedule has the product
+first, the sum is written as a difference, which inductor leaves alone and which has the same bits.
 """
 
 from __future__ import annotations
@@ -23,6 +27,8 @@ from rematch.capture.inductor.read import FusedCapture
 from rematch.capture.joint.traced import is_tangent
 from rematch.errors import ScheduleError
 from rematch.graph import Phase, Schedule
+
+aten = torch.ops.aten
 
 
 def split(capture: FusedCapture, schedule: Schedule) -> tuple[GraphModule, GraphModule]:
@@ -50,6 +56,7 @@ class _Layout:
         self.shared: dict[Node, Node] = {}  # inlined nodes that several readers have in common
         self.in_forward: set[Node] = set()  # new nodes
         self.readers_in_backward: list[Node] = []  # new nodes
+        self.step: dict[Node, int] = {}  # traced node of a buffer -> when it last ran
 
     def lay_out(self, ops: list[int]) -> None:
         traced = self.capture.joint.graph
@@ -58,7 +65,8 @@ class _Layout:
         output = traced.output_node()
         count = self.found.forward_outputs
         returned: list[Any] = []
-        for op in ops:
+        for step, op in enumerate(ops):
+            self.step.update(dict.fromkeys(self.capture.made[op], step))
             if self.capture.graph.ops[op].phase is Phase.LOSS:
                 returned = [self._argument(node, {}) for node in self.found.outputs[:count]]
                 self._start_backward()
@@ -125,12 +133,38 @@ class _Layout:
         # The arguments come first in the graph, so they are laid out before the node is made.
         arguments: Callable[[Node], Any] = lambda argument: self._argument(argument, inlined)  # noqa: E731
         args, kwargs = torch.fx.map_arg((node.args, dict(node.kwargs)), arguments)
+        if self.backward and (product := self._early_product(node)) is not None:
+            return self._difference(node, args, product)
         made = self.graph.create_node(node.op, node.target, args, kwargs, name=node.name, type_expr=node.type)
         made.meta = dict(node.meta)
         made.meta.pop("recompute", None)  # a mark of torch.utils.checkpoint, whose place the schedule takes
         if self.backward:
             made.meta["partitioner_tag"] = "is_backward"
             self.readers_in_backward.append(made)
+        return made
+
+    def _early_product(self, node: Node) -> int | None:
+        """The place of the summand that is a product, run before the other summand was there."""
+        if node.target is not aten.add.Tensor or node.kwargs:
+            return None
+        for place, summand in enumerate(node.args):
+            other = node.args[1 - place]
+            if not isinstance(summand, Node) or not isinstance(other, Node) or summand.target is not aten.mm.default:
+                continue
+            waits_for = [self.step.get(leaf, -1) for leaf in self.found.leaves_of([other])]
+            if len(summand.users) == 1 and self.step.get(summand, -1) < max(waits_for, default=-1):
+                return place
+        return None
+
+    def _difference(self, node: Node, args: tuple[Any, ...], product: int) -> Node:
+        """`product - (-other)` for `product + other`."""
+        negative = self.graph.call_function(aten.neg.default, (args[1 - product],))
+        made = self.graph.call_function(aten.sub.Tensor, (args[product], negative))
+        negative.meta["val"] = args[1 - product].meta["val"]
+        made.meta = dict(node.meta)
+        for new in (negative, made):
+            new.meta["partitioner_tag"] = "is_backward"
+            self.readers_in_backward.append(new)
         return made
 
     def saved(self) -> tuple[list[Node], list[Node]]:

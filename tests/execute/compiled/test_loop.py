@@ -13,8 +13,10 @@ import torch._inductor.compile_fx
 from torch import nn
 
 import rematch
-from rematch.execute.compiled.backend import CompiledBackend
+from rematch.execute.compiled.backend import CompiledBackend, CompiledGraph
+from rematch.execute.compiled.meter import StepMeter
 from rematch.planning import planner
+from rematch.planning.compiled import Around
 from rematch.planning.planner import Planner
 from rematch.planning.settings import COMPILED, Settings
 from rematch.trial import Trial
@@ -122,3 +124,24 @@ def test_a_budget_that_measuring_finds_impossible_is_refused(monkeypatch: pytest
     torch._dynamo.reset()
     with pytest.raises(rematch.BudgetInfeasible, match="measured to take"):
         settled(module, least)
+
+
+def test_where_no_compilation_keeps_the_budget_the_closest_one_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = Stack(4, breaks=False)
+    budget = int(0.9 * kept_bytes(module))
+    measured = iter((1.01, 1.005, 1.015))  # of the budget, as if inductor undid what a plan gains
+    judge = CompiledGraph._judge
+    seen: list[Around] = []
+
+    def judge_otherwise(graph: CompiledGraph, meter: StepMeter) -> None:
+        meter.peak_bytes = int(next(measured) * budget)
+        seen.append(graph.planner.around)
+        judge(graph, meter)
+
+    monkeypatch.setattr(CompiledGraph, "_judge", judge_otherwise)
+    torch._dynamo.reset()
+    with pytest.warns(UserWarning, match="Name a smaller budget"):
+        _, backend = settled(module, budget)
+    (graph,) = backend.alive()
+    assert len(seen) == 3
+    assert graph.planner.around == seen[1]

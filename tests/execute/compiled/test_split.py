@@ -172,3 +172,34 @@ def test_a_plan_that_cannot_be_followed_leaves_torchs_partition_with_a_warning(
     theirs = outcome(plain, plain(sample))
     for name, value in theirs.items():
         torch.testing.assert_close(ours[name], value, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_the_gradient_of_a_tied_embedding_is_summed_without_waiting() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.embedding = nn.Embedding(64, 32)
+            self.blocks = nn.Sequential(*(layer for _ in range(3) for layer in (nn.Linear(32, 32), nn.GELU())))
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return self.blocks(self.embedding(tokens)) @ self.embedding.weight.T
+
+    halves: list[tuple[GraphModule, GraphModule]] = []
+
+    def noted(*args: Any) -> tuple[GraphModule, GraphModule]:
+        halves.append(split(*args))
+        return halves[-1]
+
+    tokens = torch.arange(64) % 7
+    planner = planned("80%")
+    module, plain = Tied(), Tied()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(partitioner_module, "split", noted)
+        ours = outcome(module, run_partitioned(module, tokens, Partitioner(planner, ())))
+    backward = halves[0][1].graph
+    (difference,) = backward.find_nodes(op="call_function", target=torch.ops.aten.sub.Tensor)
+    assert torch.ops.aten.mm.default in {argument.target for argument in difference.all_input_nodes}
+    theirs = outcome(plain, plain(tokens))
+    for name, value in theirs.items():
+        torch.testing.assert_close(ours[name], value, rtol=1e-4, atol=1e-6, msg=name)
