@@ -37,10 +37,12 @@ from itertools import chain
 import numpy as np
 
 from rematch.errors import SolverError
-from rematch.graph import Graph, baseline, simulate
+from rematch.graph import Graph, Schedule, baseline, simulate
+from rematch.graph.model import Ints
 from rematch.solvers.base import Deadline, OnProgress, Problem, Solution, Solver, ignore_progress, make_solver
 from rematch.solvers.common.blocks import gap_graph
-from rematch.solvers.common.pruning import offer_in_default_order, offer_pruned
+from rematch.solvers.common.pruning import in_default_order, in_turn, offer_in_default_order, offer_pruned, pruned
+from rematch.solvers.common.union import best_of_union
 from rematch.solvers.default.anneal import Anneal
 from rematch.solvers.default.auto import Auto
 from rematch.solvers.hiremate.canonical import equal_blocks
@@ -61,6 +63,7 @@ HILP = "hilp"  # among the names of solvers: combine the options of the children
 _PARTITIONERS = (HPartition(most_top=12, most_lower=6), HPartition(most_top=20, most_lower=20))
 _PIECES_SHARE = 0.4  # of a hierarchy's time, for all levels below the top
 _WHOLE_SHARE = 0.1  # of the time that is left, for each solver on the whole graph
+_UNION_SHARE = 0.3  # of the time, to unite what hierarchies propose
 _CUT_PER_SECOND = 4_000  # operators: to cut a graph into pieces and compare them, which cannot be interrupted
 _WORTH_PROCESSES = 2_000  # operators in the pieces of a level; below, processes cost more than they save
 
@@ -141,8 +144,8 @@ class HiRemate(Solver):
         incumbent = Incumbent(problem, deadline, on_progress)
         incumbent.offer(baseline(problem.graph), "noremat")
         if not incumbent.over:
-            self._solve_hierarchies(incumbent)
-            self._solve_whole(incumbent)
+            proposals = [*self._solve_hierarchies(incumbent), *self._solve_whole(incumbent)]
+            self._unite(incumbent, proposals)
             if incumbent.schedule is None:
                 incumbent.tell(self.name, "the hierarchy has no schedule within the budget")
         if self.polish and not incumbent.over:
@@ -150,7 +153,27 @@ class HiRemate(Solver):
             Auto(seed=self.seed, threads=self.threads, iterations=self.iterations).improve(incumbent)
         return incumbent.solution(self.name)
 
-    def _solve_whole(self, incumbent: Incumbent) -> None:
+    def _unite(self, incumbent: Incumbent, proposals: Sequence[Ints]) -> None:
+        """The best schedule that only recomputes what some proposal does, first as they are pruned to the budget.
+
+        Then what pruning took away joins in, one proposal after the other, the fastest first.
+        """
+        problem, graph = incumbent.problem, incumbent.problem.graph
+        whole = [in_turn(graph, in_default_order(graph, ops)) for ops in proposals]
+        short = [pruned(graph, ops, problem.budget_bytes, keep_first=True) for ops in whole]
+        seconds = graph.arrays.seconds
+        fastest = sorted(range(len(short)), key=lambda number: float(seconds[short[number]].sum()))
+        pools = [short, *([*short, whole[number]] for number in fastest)] if short else []
+        for number, pool in enumerate(pools):
+            if incumbent.over:
+                return
+            deadline = incumbent.deadline.within(incumbent.deadline.remaining / min(2, len(pools) - number))
+            known = None if incumbent.schedule is None else in_default_order(graph, incumbent.schedule.ops)
+            found = best_of_union(problem, pool, deadline=deadline, known=known)
+            if found is not None:
+                incumbent.offer(Schedule.from_ops(graph, found), f"{self.name}, union of {len(pool)}")
+
+    def _solve_whole(self, incumbent: Incumbent) -> Iterator[Ints]:
         """Solvers that take the top level as one graph; local search on the whole graph is left to the polish."""
         for solver in _without_hilp(self._solvers_at(1)):
             if isinstance(solver, Anneal) or incumbent.over or not solver.applicable(incumbent.problem):
@@ -159,6 +182,7 @@ class HiRemate(Solver):
             found = solver.solve(incumbent.problem, deadline=deadline, on_progress=ignore_progress)
             if found.schedule is not None:
                 offer_in_default_order(incumbent, found.schedule.ops, solver.name)
+                yield found.schedule.ops
 
     def _solvers_at(self, level: int) -> tuple[str | Solver, ...]:
         """Who contributes to a level."""
@@ -195,23 +219,26 @@ class HiRemate(Solver):
             return root
         return Part(root.forward, tuple(Part((op,)) for op in root.forward))
 
-    def _solve_hierarchies(self, incumbent: Incumbent) -> None:
-        """One hierarchy after the other, the rest of the time shared among those that are left."""
+    def _solve_hierarchies(self, incumbent: Incumbent) -> Iterator[Ints]:
+        """What one hierarchy after the other gives; the rest of their time is shared among those that are left."""
         step = TrainingStep.of(incumbent.problem.graph)
         hierarchies, left = self.hierarchies(step.graph), len(self._partitioners)
+        for_the_rest = (_WHOLE_SHARE + _UNION_SHARE) * incumbent.deadline.remaining
         while left and not incumbent.over:
             if len(step.graph.ops) > _CUT_PER_SECOND * incumbent.deadline.remaining:
                 incumbent.tell(self.name, f"no time to cut {len(step.graph.ops):,} operators into a hierarchy")
                 return
-            share = incumbent.deadline.remaining * (1.0 - _WHOLE_SHARE) / left
+            share = (incumbent.deadline.remaining - for_the_rest) / left
             deadline = incumbent.deadline.within(share)
             pieces = next(hierarchies, None)
             if pieces is None:
                 return
-            self._solve_hierarchy(incumbent, step, pieces, deadline)
+            yield from self._solve_hierarchy(incumbent, step, pieces, deadline)
             left -= 1
 
-    def _solve_hierarchy(self, incumbent: Incumbent, step: TrainingStep, pieces: Pieces, deadline: Deadline) -> None:
+    def _solve_hierarchy(
+        self, incumbent: Incumbent, step: TrainingStep, pieces: Pieces, deadline: Deadline
+    ) -> Iterator[Ints]:
         levels = _levels(pieces.root)
         parts = sum(not piece.part.is_layer for level in levels for piece in level)
         incumbent.tell(self.name, f"{parts} parts on {pieces.root.part.depth} levels")
@@ -219,7 +246,7 @@ class HiRemate(Solver):
             for_pieces = deadline.within(_PIECES_SHARE * deadline.remaining)
             children = self._solve_below(incumbent, pieces, levels, executor, for_pieces)
         if HILP in self._solvers_at(1):
-            self._combine_top(incumbent, step, pieces, children, deadline)
+            yield from self._combine_top(incumbent, step, pieces, children, deadline)
 
     @contextmanager
     def _executor(self, levels: Sequence[Sequence[Piece]]) -> Iterator[Executor | None]:
@@ -278,7 +305,7 @@ class HiRemate(Solver):
         pieces: Pieces,
         children: Sequence[Solved],
         deadline: Deadline,
-    ) -> None:
+    ) -> Iterator[Ints]:
         """Let H-ILP have several shares of the budget; the oracle keeps the best result, written out and pruned."""
         free_bytes = incumbent.problem.budget_bytes - pieces.base_bytes
         least_bytes = min(free_bytes, max(0, surely_needed_bytes(pieces.graph) - pieces.base_bytes))
@@ -293,8 +320,9 @@ class HiRemate(Solver):
                 deadline=deadline.within(deadline.remaining / (len(self.budget_shares) - number)),
             )
             if runs is not None:
-                ops = np.array(operators_of(pieces.graph, children, runs), dtype=np.int32)
-                offer_pruned(incumbent, step.without_loss(ops), f"{self.name} at {share:.0%}")
+                ops = step.without_loss(np.array(operators_of(pieces.graph, children, runs), dtype=np.int32))
+                offer_pruned(incumbent, ops, f"{self.name} at {share:.0%}")
+                yield ops
 
 
 def _without_hilp(solvers: Iterable[str | Solver]) -> tuple[Solver, ...]:

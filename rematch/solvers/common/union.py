@@ -1,0 +1,163 @@
+"""The best schedule that uses only recomputations which given schedules have, by integer programming.
+
+`best_of_union(problem, [sequence, other], deadline=Deadline(10.0))`
+
+Methods that choose recomputations in groups, such as HiRemate's options of a piece, leave memory unused and repeat more
+than a budget asks for. Here the groups of one or several of their schedules are taken apart again. Checkmate's program
+(Jain et al., MLSys 2020) with R[t, i] = 0 wherever no given schedule computes operator i again before first computation
+t is small: it has a column for each run that some schedule has, and, for each value, one for each time between two runs
+that make or read it, in which it stays in memory or not.
+
+    x[r]            run r takes place; first computations do
+    g[v, j]         value v stays in memory between its events j and j + 1
+
+    x[r] <= g[v, j - 1]                 event j is a read of v by run r
+    g[v, j] <= g[v, j - 1] (+ x[r])     (event j is a making of v by run r)
+    sum of the sizes in memory <= budget during each run
+
+With x whole, the least g that satisfy the rows are whole too, so that only x has to be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from rematch.graph import Graph
+from rematch.graph.model import Bools, Ints
+from rematch.solvers.base import Deadline, Problem
+from rematch.solvers.common.highs import LinearModel, minimise
+
+_MOST_TERMS = 2_000_000  # of memory rows, all together
+_LEAST_GAIN = 1e-3  # points of extra time
+
+
+def best_of_union(
+    problem: Problem, sequences: Sequence[Ints], *, deadline: Deadline, known: Ints | None = None
+) -> Ints | None:
+    """The fastest runs found within the budget, each of which a sequence has, if they are faster than the `known` ones.
+
+    First computations are in default order in every sequence, in `known`, which keeps the budget, and in what is
+    returned. None if nothing faster is found.
+    """
+    graph = problem.graph
+    stages = [stages_of(graph, sequence) for sequence in (*sequences, *(() if known is None else (known,)))]
+    runs: list[int] = []
+    start: list[bool] = []
+    place = graph.arrays.position.tolist()
+    for stage, op in enumerate(graph.order):
+        again = sorted(set[int]().union(*(others[stage] for others in stages)), key=place.__getitem__)
+        runs += [*again, op]
+        start += [*(other in stages[-1][stage] for other in again), True]
+    model = RunModel(graph, runs, problem.budget_bytes)
+    if model.terms > _MOST_TERMS:
+        return None
+    return model.best(deadline, None if known is None else start)
+
+
+def stages_of(graph: Graph, sequence: Ints) -> list[set[int]]:
+    """What a sequence computes again before each first computation; after the last there is nothing left to do."""
+    again: list[set[int]] = [set() for _ in range(len(graph.ops) + 1)]
+    stage, seen = 0, set[int]()
+    for op in sequence.tolist():
+        if op in seen:
+            again[stage].add(op)
+        else:
+            seen.add(op)
+            stage += 1
+    return again
+
+
+class RunModel:
+    """The program for one sequence of possible runs; costs are in percent of the time without recomputation."""
+
+    def __init__(self, graph: Graph, runs: list[int], budget_bytes: int) -> None:
+        self._graph, self._runs = graph, runs
+        self._percent = 100.0 / (graph.baseline_seconds or 1.0)
+        self._program = LinearModel()
+        self._memory: list[dict[int, int]] = [{} for _ in self._runs]
+        self._is_first = _first_runs(self._runs)
+        seconds = graph.arrays.seconds[runs] * self._percent
+        self._x = self._program.columns(np.where(self._is_first, 0.0, seconds), self._is_first.astype(float)).tolist()
+        for value, events in enumerate(self._events()):
+            self._follow(value, events)
+        self._limit_memory(budget_bytes - graph.resident_bytes)
+
+    @property
+    def terms(self) -> int:
+        """Of all memory rows together."""
+        return sum(map(len, self._memory))
+
+    def best(self, deadline: Deadline, start: Sequence[bool] | None = None) -> Ints | None:
+        """The fastest runs found, if they take less time than those of `start`, which keep the budget."""
+        chosen = None if start is None else dict(zip(self._x, map(float, start), strict=True))
+        repeats = self._graph.arrays.seconds[self._runs] * self._percent * ~self._is_first
+        cutoff = math.inf if start is None else float(repeats[np.array(start)].sum()) - _LEAST_GAIN
+        found = minimise(self._program, deadline=deadline, cutoff=cutoff, absolute_gap=_LEAST_GAIN, start=chosen)
+        if found.point is None or found.objective > cutoff:
+            return None
+        taken: Ints = np.array(self._runs, dtype=np.int32)[found.point[self._x] > 0.5]
+        return taken
+
+    def _events(self) -> list[list[tuple[int, bool]]]:
+        """Per value, the runs that read or make it, in turn, and whether they make it; the loss reads what is held."""
+        graph = self._graph
+        events: list[list[tuple[int, bool]]] = [[] for _ in graph.values]
+        for at, op in enumerate(self._runs):
+            read = {*graph.ops[op].inputs, *(graph.held if op == graph.loss else ())}
+            for value in read:
+                events[value].append((at, False))
+            for value in graph.ops[op].outputs:
+                events[value].append((at, True))
+        return events
+
+    def _follow(self, value: int, events: Sequence[tuple[int, bool]]) -> None:
+        """Columns for the times between events of a value, and rows that tie them together."""
+        graph, size = self._graph, self._graph.values[value].size_bytes
+        if graph.arrays.producer[value] < 0:
+            return
+        loss_at = next((at for at, op in enumerate(self._runs) if op == graph.loss), len(self._runs))
+        before: int | None = None
+        for number, (at, makes) in enumerate(events):
+            ends = events[number + 1][0] if number + 1 < len(events) else len(self._runs)
+            is_last = number + 1 == len(events)
+            stays = (is_last and value in graph.targets) or (value in graph.held and at >= loss_at)
+            if before is not None:
+                self._count(at, before, size)
+            if makes:
+                self._count(at, self._x[at], size)
+            elif before is not None:
+                self._rows([self._x[at], before], [1.0, -1.0])
+            if is_last and not stays:
+                return
+            after = int(self._program.columns(np.zeros(1), float(stays), integer=False)[0])
+            sources = [column for column in (before, self._x[at] if makes else None) if column is not None]
+            self._rows([after, *sources], [1.0, *([-1.0] * len(sources))])
+            for inside in range(at + 1, ends):
+                self._count(inside, after, size)
+            before = after
+
+    def _count(self, at: int, column: int, size_bytes: int) -> None:
+        if size_bytes:
+            self._memory[at][column] = self._memory[at].get(column, 0) + size_bytes
+
+    def _limit_memory(self, free_bytes: int) -> None:
+        """During each run: what is in memory, what it makes, and its workspace. A row that cannot bind is left out."""
+        for at, op in enumerate(self._runs):
+            self._count(at, self._x[at], self._graph.ops[op].workspace_bytes)
+            terms = self._memory[at]
+            if sum(terms.values()) > free_bytes:
+                scale = 1.0 / max(1, free_bytes)
+                self._rows(list(terms), [size * scale for size in terms.values()], free_bytes * scale)
+
+    def _rows(self, columns: list[int], coefficients: list[float], upper: float = 0.0) -> None:
+        self._program.rows(np.array([columns], dtype=np.int32), np.array([coefficients]), upper=upper)
+
+
+def _first_runs(runs: Sequence[int]) -> Bools:
+    """Per run, whether its operator has not run before."""
+    is_first = np.zeros(len(runs), dtype=np.bool_)
+    is_first[np.unique(np.array(runs), return_index=True)[1]] = True
+    return is_first
