@@ -16,7 +16,9 @@ Re-materialization of Neural Networks" (ICML 2025).
 
 What we changed:
 - The paper runs H-ILP on the top level once, with the budget. Here it also gets less than the budget, several times,
-  and step 4 makes use of the rest; and two partitions are tried. The best result counts.
+  and step 4 makes use of the rest; and two partitions are tried.
+- Options are groups of recomputations, which leave memory unused. At the end a program chooses among the recomputations
+  of all results one by one (`common.union`); it adds none of its own. With `unite=False` the fastest result counts.
 - Local search (`anneal`) is among the solvers of parts, not of the whole graph; `solvers=("hilp",)` is H-ILP alone and
   `solvers=("hilp", "rotor", "twremat")` the paper's framework.
 - A part keeps its fastest option before all others (`options.spread`), and an option runs all of the part's forward.
@@ -32,7 +34,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, product
 
 import numpy as np
 
@@ -63,6 +65,7 @@ HILP = "hilp"  # among the names of solvers: combine the options of the children
 _PARTITIONERS = (HPartition(most_top=12, most_lower=6), HPartition(most_top=20, most_lower=20))
 _PIECES_SHARE = 0.4  # of a hierarchy's time, for all levels below the top
 _WHOLE_SHARE = 0.1  # of the time that is left, for each solver on the whole graph
+_WHOLE_BUDGETS = (1.0, 0.93, 0.86)  # shares of the budget: with less of it, more is recomputed that can be united
 _UNION_SHARE = 0.3  # of the time, to unite what hierarchies propose
 _CUT_PER_SECOND = 4_000  # operators: to cut a graph into pieces and compare them, which cannot be interrupted
 _WORTH_PROCESSES = 2_000  # operators in the pieces of a level; below, processes cost more than they save
@@ -81,6 +84,8 @@ class HiRemate(Solver):
         counts. An option is chosen for a piece as a whole, so that the best sum of options rarely uses all of the
         budget: to ask for less and keep what there is room for is often faster
     workers, executor: where pieces are solved; any `concurrent.futures.Executor` will do
+    unite: whether a program takes the recomputations of all results apart and chooses among them anew
+        (`common.union`); without, the fastest of them is the answer, as in the paper
     polish: whether `auto`'s local search and relaxation follow, with `threads`, `iterations` and `seed`; the paper has
         nothing like it
     """
@@ -111,6 +116,7 @@ class HiRemate(Solver):
     )  # the first are far apart
     workers: int = 2
     executor: Executor | None = None
+    unite: bool = True
     polish: bool = False
     threads: int = 2
     iterations: int = 200_000
@@ -145,7 +151,8 @@ class HiRemate(Solver):
         incumbent.offer(baseline(problem.graph), "noremat")
         if not incumbent.over:
             proposals = [*self._solve_hierarchies(incumbent), *self._solve_whole(incumbent)]
-            self._unite(incumbent, proposals)
+            if self.unite:
+                self._unite(incumbent, proposals)
             if incumbent.schedule is None:
                 incumbent.tell(self.name, "the hierarchy has no schedule within the budget")
         if self.polish and not incumbent.over:
@@ -175,11 +182,13 @@ class HiRemate(Solver):
 
     def _solve_whole(self, incumbent: Incumbent) -> Iterator[Ints]:
         """Solvers that take the top level as one graph; local search on the whole graph is left to the polish."""
-        for solver in _without_hilp(self._solvers_at(1)):
-            if isinstance(solver, Anneal) or incumbent.over or not solver.applicable(incumbent.problem):
+        shares = _WHOLE_BUDGETS if self.unite else _WHOLE_BUDGETS[:1]
+        for share, solver in product(shares, _without_hilp(self._solvers_at(1))):
+            problem = replace(incumbent.problem, budget_bytes=int(share * incumbent.problem.budget_bytes))
+            if isinstance(solver, Anneal) or incumbent.over or not solver.applicable(problem):
                 continue
-            deadline = incumbent.deadline.within(_WHOLE_SHARE * incumbent.deadline.remaining)
-            found = solver.solve(incumbent.problem, deadline=deadline, on_progress=ignore_progress)
+            deadline = incumbent.deadline.within(_WHOLE_SHARE / len(shares) * incumbent.deadline.remaining)
+            found = solver.solve(problem, deadline=deadline, on_progress=ignore_progress)
             if found.schedule is not None:
                 offer_in_default_order(incumbent, found.schedule.ops, solver.name)
                 yield found.schedule.ops
@@ -223,7 +232,7 @@ class HiRemate(Solver):
         """What one hierarchy after the other gives; the rest of their time is shared among those that are left."""
         step = TrainingStep.of(incumbent.problem.graph)
         hierarchies, left = self.hierarchies(step.graph), len(self._partitioners)
-        for_the_rest = (_WHOLE_SHARE + _UNION_SHARE) * incumbent.deadline.remaining
+        for_the_rest = (_WHOLE_SHARE + _UNION_SHARE * self.unite) * incumbent.deadline.remaining
         while left and not incumbent.over:
             if len(step.graph.ops) > _CUT_PER_SECOND * incumbent.deadline.remaining:
                 incumbent.tell(self.name, f"no time to cut {len(step.graph.ops):,} operators into a hierarchy")
