@@ -30,7 +30,7 @@ from rematch.graph.model import Bools, Ints
 from rematch.solvers.base import Deadline, Problem
 from rematch.solvers.common.highs import LinearModel, minimise
 
-_MOST_TERMS = 2_000_000  # of memory rows, all together
+_MOST_TERMS = 500_000  # of memory rows, all together: seconds to write down
 _LEAST_GAIN = 1e-3  # points of extra time
 
 
@@ -51,10 +51,19 @@ def best_of_union(
         again = sorted(set[int]().union(*(others[stage] for others in stages)), key=place.__getitem__)
         runs += [*again, op]
         start += [*(other in stages[-1][stage] for other in again), True]
-    model = RunModel(graph, runs, problem.budget_bytes)
-    if model.terms > _MOST_TERMS:
+    if _most_terms(graph, runs) > _MOST_TERMS:
         return None
-    return model.best(deadline, None if known is None else start)
+    return RunModel(graph, runs, problem.budget_bytes).best(deadline, None if known is None else start)
+
+
+def _most_terms(graph: Graph, runs: Sequence[int]) -> int:
+    """Terms that the memory rows may have, all together: for each value, the runs from its first event to its last."""
+    first, last = dict[int, int](), dict[int, int]()
+    for at, op in enumerate(runs):
+        for value in (*graph.ops[op].inputs, *graph.ops[op].outputs):
+            first.setdefault(value, at)
+            last[value] = at
+    return sum(last[value] - first[value] + 1 for value in last if graph.arrays.producer[value] >= 0)
 
 
 def stages_of(graph: Graph, sequence: Ints) -> list[set[int]]:
@@ -84,11 +93,6 @@ class RunModel:
         for value, events in enumerate(self._events()):
             self._follow(value, events)
         self._limit_memory(budget_bytes - graph.resident_bytes)
-
-    @property
-    def terms(self) -> int:
-        """Of all memory rows together."""
-        return sum(map(len, self._memory))
 
     def best(self, deadline: Deadline, start: Sequence[bool] | None = None) -> Ints | None:
         """The fastest runs found, if they take less time than those of `start`, which keep the budget."""

@@ -165,6 +165,8 @@ class HiRemate(Solver):
 
         Then what pruning took away joins in, one proposal after the other, the fastest first.
         """
+        if incumbent.over:
+            return
         problem, graph = incumbent.problem, incumbent.problem.graph
         whole = [in_turn(graph, in_default_order(graph, ops)) for ops in proposals]
         short = [pruned(graph, ops, problem.budget_bytes, keep_first=True) for ops in whole]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings, strategies as st
 
 from rematch.graph import Graph, Op, Schedule, Value, simulate
 from rematch.graph.generators import unet
 from rematch.graph.model import Ints
 from rematch.solvers import Deadline, Problem, solve
+from rematch.solvers.common import union as module
 from rematch.solvers.common.pruning import in_default_order, in_turn, pruned
 from rematch.solvers.common.union import best_of_union, stages_of
 from tests.problems import peak_bytes, tiny_problems
@@ -60,6 +62,16 @@ def test_all_runs_of_an_optimal_schedule_are_found_again(problem: Problem, data:
         assert seconds_of(problem, found) >= simulate(graph, truth.schedule).seconds - 1e-9
     if once_a_stage and found is not None:
         assert seconds_of(problem, found) <= simulate(graph, truth.schedule).seconds * (1 + 1e-4)
+
+
+def test_large_unions_are_not_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    ops = (Op("a", 1.0, (), (0,)), Op("b", 1.0, (0,), (1,)))
+    problem = Problem(Graph(ops, (Value("a", 1), Value("b", 1))), 2)
+    twice = np.array([0, 0, 1], dtype=np.int32)
+    found = best_of_union(problem, [twice], deadline=Deadline())
+    assert found is not None and found.tolist() == [0, 1]
+    monkeypatch.setattr(module, "_MOST_TERMS", 1)
+    assert best_of_union(problem, [twice], deadline=Deadline()) is None
 
 
 def test_what_two_methods_propose_is_faster_together() -> None:
