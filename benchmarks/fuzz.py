@@ -1,19 +1,20 @@
 """Mutated graph and plan files: every one is read or refused in words, and none takes long.
 
-    python benchmarks/fuzz.py [--count 100000] [--seed 0] [--slow SECONDS] [--apply]
+    python benchmarks/fuzz.py [--count 100000] [--seed 0] [--slow SECONDS] [--apply] [--results DIR]
 
 A mutation changes bytes of a file, or entries of its JSON: another type, a hostile number or name, a copy, a loss. What
 can be read is also described, drawn as DOT, judged by the oracle and, for plans, checked against its graph. With
 `--apply`, the files are plans of a module, given to `rematch.apply`; one that is accepted must train the module as
 plain training does, to the bit. Anything but a `RematchError` is a failure, and so is a file that takes longer than
-`--slow` seconds; a plan that names no engine has its module traced, so with `--apply` more are allowed. Failures are
-printed with the number that makes them again (`--only NUMBER`).
+`--slow` seconds of processor time; a plan that names no engine has its module traced, so with `--apply` more are
+allowed. Failures are printed with the number that makes them again (`--only NUMBER`). Results are added to `fuzz.json`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import platform
 import random
 import sys
 import tempfile
@@ -22,10 +23,13 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from copy import deepcopy
+from datetime import date
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from rematch.errors import RematchError
+from rematch.files import write_text
 from rematch.graph import Graph, baseline, load_graph, save_graph, simulate
 from rematch.graph.dot import to_dot
 from rematch.graph.generators import chain, gpt, random_layered, unet
@@ -171,8 +175,28 @@ class Fuzzer:
         rng = random.Random(self.seed * 1_000_003 + number)
         text, read, graph = self.originals[number % len(self.originals)]
         self.path.write_bytes(mutated(text, rng))
-        started = time.perf_counter()
-        return outcome(read, self.path, graph), time.perf_counter() - started
+        started = time.process_time()
+        return outcome(read, self.path, graph), time.process_time() - started
+
+
+def record(arguments: argparse.Namespace, counts: Counter[str], slowest: float) -> None:
+    """Add a run to those that were recorded before."""
+    path = arguments.results / "fuzz.json"
+    runs = json.loads(path.read_text())["runs"] if path.exists() else []
+    runs.append(
+        {
+            "made": date.today().isoformat(),
+            "python": platform.python_version(),
+            "torch": version("torch"),
+            "applied": arguments.apply,
+            "seed": arguments.seed,
+            "files": sum(counts.values()),
+            "slowest_seconds": round(slowest, 2),
+            "failures": counts["FAILED"],
+            "outcomes": {name: count for name, count in counts.most_common() if name != "FAILED"},
+        }
+    )
+    write_text(path, json.dumps({"runs": runs}, indent=1) + "\n")
 
 
 def main() -> None:
@@ -181,6 +205,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--slow", type=float, help="seconds that a file may take; 2, with --apply 20")
     parser.add_argument("--apply", action="store_true", help="give plans of a module to rematch.apply")
+    parser.add_argument("--results", type=Path, help="add what came of it to fuzz.json here")
     parser.add_argument("--only", type=int, help="try this mutation alone")
     arguments = parser.parse_args()
     slow_seconds = arguments.slow or (20.0 if arguments.apply else 2.0)
@@ -197,6 +222,8 @@ def main() -> None:
                 print(f"--only {number} --seed {arguments.seed}: {seconds:.1f} s\n{found}", flush=True)
     print(f"{sum(counts.values()):,} files, the slowest {slowest:.2f} s: ", end="")
     print(", ".join(f"{name} {count:,}" for name, count in counts.most_common()))
+    if arguments.results is not None:
+        record(arguments, counts, slowest)
     sys.exit(counts["FAILED"] > 0)
 
 

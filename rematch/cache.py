@@ -214,7 +214,8 @@ def _header(line: bytes) -> dict[str, Any] | None:
 
 def _make_private(folder: Path) -> None:
     """Make the folder, which nobody else may look into. One that somebody made before keeps its permissions."""
-    folder.mkdir(parents=True, exist_ok=True, mode=stat.S_IRWXU)
+    for made in (folder.parent, folder):  # what `parents` makes is open to all
+        made.mkdir(parents=True, exist_ok=True, mode=stat.S_IRWXU)
 
 
 @contextmanager

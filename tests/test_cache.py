@@ -34,6 +34,12 @@ def test_what_is_saved_is_there_next_time() -> None:
     assert RecordStore(Cost, "costs.json").records == {"a": Cost(1.0)}
 
 
+@pytest.mark.skipif(os.name != "posix", reason="needs the permissions of POSIX")
+def test_folders_are_private_whatever_made_them_first(folder: Path) -> None:
+    RecordFolder("plans", decode=lambda data: data).put("key", 3)
+    assert [path.stat().st_mode & 0o777 for path in (folder, folder / "plans")] == [0o700, 0o700]
+
+
 def test_an_empty_variable_names_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REMATCH_CACHE", "")
     assert cache_folder().is_absolute()
