@@ -33,7 +33,7 @@ from rematch.solvers.hiremate.tasks import Task, solve_task
 from rematch.units import extra_pct
 
 _WORKERS = 2
-_SECONDS = 60.0
+_SECONDS = 20.0
 
 
 @contextmanager
@@ -98,7 +98,7 @@ def repeatable_tasks(graph: Graph) -> list[Task]:
 def run(name: str) -> dict[str, Any]:
     cluster, package = CLUSTERS[name]
     tasks = repeatable_tasks(gpt(layers=2))
-    graph = gpt(layers=6)
+    graph = gpt(layers=3)
     problem = Problem(graph, simulate(graph, baseline(graph)).peak_bytes // 2)
     with cluster() as executor:
         watched = Watched(executor)
@@ -111,8 +111,12 @@ def run(name: str) -> dict[str, Any]:
     assert found.schedule is not None and watched.tasks_of, "the cluster should have been used"
     seen = simulate(graph, found.schedule).checked()
     return {
-        "cluster": name,
+        "made": date.today().isoformat(),
         "version": version(package),
+        "rematch": rematch.__version__,
+        "python": platform.python_version(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "workers": _WORKERS,
         "repeatable_tasks": len(tasks),
         "same_options_as_alone": same,
         "repeatable_tasks_of_each_worker": equal_by,
@@ -131,19 +135,13 @@ def main() -> None:
     parser.add_argument("--only", choices=CLUSTERS, help="one cluster alone")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args()
-    runs = [run(name) for name in ([arguments.only] if arguments.only else CLUSTERS)]
-    record = {
-        "made": date.today().isoformat(),
-        "rematch": rematch.__version__,
-        "python": platform.python_version(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "workers": _WORKERS,
-        "runs": runs,
-    }
-    write_text(arguments.results / "cluster.json", json.dumps(record, indent=1) + "\n")
-    for row in runs:
+    path = arguments.results / "cluster.json"
+    runs = json.loads(path.read_text()) if path.exists() else {}
+    for name in [arguments.only] if arguments.only else CLUSTERS:
+        row = runs[name] = run(name)
+        write_text(path, json.dumps(runs, indent=1) + "\n")
         print(
-            f"{row['cluster']} {row['version']}: the options of this process alone; {row['graph']} at half its memory "
+            f"{name} {row['version']}: the options of this process alone; {row['graph']} at half its memory "
             f"+{row['extra_pct']:.2f} % ({row['status']}), tasks of each worker {row['tasks_of_each_worker']}"
         )
 
