@@ -242,7 +242,8 @@ class Bench:
         self.rows: list[Row] = []
         if self.path.exists() and not arguments.again:
             kept = [Row(**row) for row in json.loads(self.path.read_text(encoding="utf-8"))["rows"]]
-            self.rows = [row for row in kept if row.failure is None]
+            forgotten = [row for row in kept if arguments.forget and re.search(arguments.forget, row.method)]
+            self.rows = [row for row in kept if row.failure is None and row not in forgotten]
         names = [setting.name for setting in settings(arguments.tiny)]
         self.models = [name for name in names if re.search(arguments.only, name)]
         self.points = arguments.points.split(",")
@@ -429,6 +430,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3600.0, help="for the whole run; points that run are ended")
     parser.add_argument("--point-seconds", type=float, default=400.0, help="for one point")
     parser.add_argument("--jobs", type=int, default=4, help="points that compile at once")
+    parser.add_argument("--forget", default="", help="regular expression on the methods to measure again")
     parser.add_argument("--again", action="store_true", help="forget the rows there are")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
     for one in ("--model", "--point"):

@@ -73,6 +73,7 @@ class GraphPlanner:
         self.around = Around()
         self.lenient = False
         self.decision: Decision | None = None
+        self._least_tried = False  # the plan of the smallest peak, after another one took more than was predicted
 
     @property
     def identity(self) -> tuple[object, ...]:
@@ -142,10 +143,13 @@ class GraphPlanner:
                 return None
             least_bytes = refusal.feasible_from_bytes or 0
             measured = self.around.correction_bytes != 0 or self.around.between_bytes is not None
-            if measured or not 0 < least_bytes <= _NEAR * self.asked_bytes:
-                raise self._refusal(refusal) from None
             # Inductor writes into memory that is no longer read, library kernels may need less workspace than in eager
-            # mode, and results other than the loss may have no gradients: measuring will tell.
+            # mode, and results other than the loss may have no gradients: measuring will tell. What was measured of
+            # one plan need not hold for a tighter one, so that one is measured too before the budget is refused.
+            near_bytes = self.asked_bytes if measured else int(_NEAR * self.asked_bytes)
+            if self._least_tried or not 0 < least_bytes <= near_bytes:
+                raise self._refusal(refusal) from None
+            self._least_tried = measured
             least = planner.least_memory_plan(capture.graph, device, engine=COMPILED, notes=notes)
             return least if (least.figures.peak_bytes or 0) < own_bytes else None
 
