@@ -75,6 +75,15 @@ def test_a_plan_is_printed_and_saved(name: str) -> None:
     assert found["peak_bytes"] <= found["budget_bytes"] < found["baseline_peak_bytes"]
 
 
+def test_pins_and_checkpoints_are_passed_on() -> None:
+    options = ["--budget", "100%", "--device", "h200", "--time-limit", "1"]
+    result = rematch("plan", "our_models:make", *options, "--recompute", "gelu*", "--keep", "0", "--keep", "3")
+    assert result.exit_code == 0, result.output
+    assert "recompute: gelu*" in result.stdout and "keep: 0, 3" in result.stdout
+    refused = rematch("plan", "our_models:make", *options, "--checkpoints", "replaced")
+    assert refused.exit_code == 2 and "did you mean 'replace'" in refused.stderr
+
+
 def test_memory_and_pareto_are_shown_and_drawn() -> None:
     options = ["--device", "h200", "--plot", "drawn.svg", "--json"]
     used = data_of(rematch("memory", "our_models:make", *options))

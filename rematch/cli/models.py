@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from rematch.planning.plan import Plan
 
 _FORM = "write it as package.module:function or file.py:function"
+_KEEP = "A pattern of submodules or operators that are never recomputed. Repeatable."
+_RECOMPUTE = "A pattern of submodules or operators that are always recomputed. Repeatable."
+_CHECKPOINTS = "What becomes of regions under torch.utils.checkpoint in the model: respect or replace."
 _MOST_FILES = 50  # that completion reads
 
 
@@ -118,6 +121,9 @@ def plan(
     solver: SolverName = "",
     time_limit: Annotated[float, typer.Option(help="Search for at most this many seconds.")] = 60.0,
     option: Option = None,
+    keep: Annotated[list[str] | None, typer.Option(metavar="PATTERN", help=_KEEP)] = None,
+    recompute: Annotated[list[str] | None, typer.Option(metavar="PATTERN", help=_RECOMPUTE)] = None,
+    checkpoints: Annotated[str | None, typer.Option(help=_CHECKPOINTS)] = None,
     no_cache: NoCache = False,
     json_output: Json = False,
     output: Annotated[Path | None, typer.Option("-o", "--output", metavar="PLAN", help="Save the plan here.")] = None,
@@ -132,7 +138,8 @@ def plan(
             require_writable(file)
     require_time(time_limit)
     run_plugin(plugin)
-    found = plan_of_model(model, budget, device, engine, solver, time_limit, option, cache=not no_cache)
+    chosen = {"keep": keep or (), "recompute": recompute or (), "checkpoints": checkpoints, "cache": not no_cache}
+    found = plan_of_model(model, budget, device, engine, solver, time_limit, option, **chosen)
     if output is not None:
         found.save(output)
     if report is not None:
@@ -148,10 +155,9 @@ def plan_of_model(
     solver: str,
     time_limit: float,
     option: list[str] | None,
-    *,
-    cache: bool,
+    **chosen: Any,
 ) -> Plan:
-    """The plan for the model that the function of this name makes."""
+    """The plan for the model that the function of this name makes; `chosen` is what `rematch.plan` takes besides."""
     from rematch.solvers import DEFAULT_SOLVER
 
     options = solver_options(solver or DEFAULT_SOLVER, option or [])
@@ -168,7 +174,7 @@ def plan_of_model(
             engine=engine,
             solver=solver or DEFAULT_SOLVER,
             time_limit=time_limit,
-            cache=cache,
+            **chosen,
             **options,
         )
 
