@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from functools import cache
 from types import TracebackType
 
@@ -20,6 +21,7 @@ from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 
 _ALLOCATOR_CONF = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # where users say how the allocator works
+_ASKED: list[str] = []  # settings that we asked for
 
 
 def allocated_bytes(size_bytes: int, device: torch.device) -> int:
@@ -43,13 +45,19 @@ def has_expandable_segments() -> bool:
 
 @cache
 def _make_segments_expandable() -> None:
-    if sys.platform == "linux":
-        others = [setting for setting in _allocator_settings().split(",") if setting.strip()]
-        torch._C._accelerator_setAllocatorSettings(",".join([*others, "expandable_segments:True"]))
+    if sys.platform != "linux":
+        return
+    asked = ",".join(filter(None, (_allocator_settings(), "expandable_segments:True")))
+    with suppress(AttributeError):  # a PyTorch in which settings cannot be changed
+        torch._C._accelerator_setAllocatorSettings(asked)
+        _ASKED.append(asked)
 
 
 def _allocator_settings() -> str:
-    return str(torch._C._accelerator_getAllocatorSettings())
+    try:
+        return str(torch._C._accelerator_getAllocatorSettings())
+    except AttributeError:  # before torch 2.12 nobody tells but those who asked
+        return next(filter(None, (*_ASKED, *map(os.environ.get, _ALLOCATOR_CONF))), "")
 
 
 def random_state_bytes(device: torch.device) -> int:
