@@ -141,6 +141,7 @@ class Relaxation:
         self._highs = _loaded(model, relaxed=True)
         if interior:
             self._highs.setOptionValue("solver", "ipm")
+            self._highs.setOptionValue("presolve", "off")  # on epoch models of this size it takes longer than the rest
         self._interrupt: Callable[[], bool] = lambda: False
         for event in (self._highs.cbSimplexInterrupt, self._highs.cbIpmInterrupt):
             event.subscribe(self._look)
