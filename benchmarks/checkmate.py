@@ -3,8 +3,9 @@
     python benchmarks/checkmate.py --graphs DIR [--limit 20] [--only REGEX] [--flops] [--results FILE.json]
 
 DIR holds the benchmark graphs as JSON. Each graph is solved at six budgets, spread evenly between what its largest
-operator needs and its peak without recomputation, by every heuristic of Table 1, by LP rounding, and by the default
-solver, whose schedules are the best known. Ratios are costs against the best cost known, as geometric means over the
+operator needs and its peak without recomputation, by every heuristic of Table 1, by LP rounding, by Checkmate's own
+program in HiGHS, and by the default solver, whose schedules are the best known. Points that FILE.json has for at least
+this limit are not solved again. Ratios are costs against the best cost known, as geometric means over the
 budgets that a method keeps. Writes FILE.json, FILE-curves.png and FILE-batch.png. `--flops` takes floating-point
 operations as costs, for graphs that know them; the times of the collected Checkmate graphs are already costs.
 """
@@ -29,13 +30,15 @@ from rematch.solvers.checkmate.solver import FORMS, integrality_gap, unit_chain
 from rematch.solvers.max_batch import max_batch
 from rematch.solvers.minimum import surely_needed_bytes
 
-GRAPHS = ("vgg16_b256", "vgg19_b256", "mobilenet_b512", "vgg_unet_b32", "resnet50_b256")
+GRAPHS = (
+    "vgg16_b256", "vgg19_b256", "mobilenet_b512", "vgg_unet_b32", "fcn_8_vgg_b32", "segnet_b32", "resnet50_b256",
+)  # fmt: skip
 SHARES = (0.9, 0.75, 0.6, 0.45, 0.3, 0.15)  # of the way from the largest operator to the peak
 HEURISTICS = (
     "chen_sqrt", "chen_greedy", "ap_sqrt", "ap_greedy", "linearized_sqrt", "linearized_greedy", "revolve",
 )  # fmt: skip
-SOLVERS = (*HEURISTICS, "rounding", "auto")
-CURVES = ("auto", "rounding", "linearized_greedy", "linearized_sqrt", "ap_greedy", "ap_sqrt", "revolve")
+SOLVERS = (*HEURISTICS, "rounding", "checkmate", "auto")
+CURVES = ("auto", "checkmate", "rounding", "linearized_greedy", "linearized_sqrt", "ap_greedy", "ap_sqrt", "revolve")
 BATCH_SOLVERS = ("noremat", "ap_sqrt", "linearized_greedy", "rounding", "auto")
 BATCH_BUDGET = 16 * 2**30  # the V100 of the paper's figure 6
 PAPER = {  # Table 2: AP sqrt(n), AP greedy, Griewank log n, two-phase LP rounding
@@ -60,9 +63,11 @@ class Point:
     cost: float | None  # of no recomputation
     bound: float | None
     solve_seconds: float
+    limit_seconds: float
 
 
-def points_of(name: str, graph: Graph, limit: float) -> Iterator[Point]:
+def points_of(name: str, graph: Graph, limit: float, known: list[Point]) -> Iterator[Point]:
+    solved = {(point.graph, point.budget_bytes, point.solver): point for point in known}
     peak = simulate(graph, baseline(graph)).peak_bytes
     needed = surely_needed_bytes(graph)
     for share in SHARES:
@@ -70,13 +75,17 @@ def points_of(name: str, graph: Graph, limit: float) -> Iterator[Point]:
         for solver in SOLVERS:
             if not make_solver(solver).applicable(problem):
                 continue
+            before = solved.get((name, problem.budget_bytes, solver))
+            if before is not None:
+                yield before
+                continue
             to_the_proof = {"gap": 0.0} if solver == "auto" else {}
             solution = solve(problem, solver, time_limit=limit, **to_the_proof)
             cost = solution.schedule and simulate(graph, solution.schedule).seconds / graph.baseline_seconds
             bound = solution.lower_bound_seconds and solution.lower_bound_seconds / graph.baseline_seconds
             yield Point(
                 name, problem.budget_bytes, problem.budget_bytes / peak, solver, solution.status.value,
-                cost, bound, solution.solve_seconds,
+                cost, bound, solution.solve_seconds, limit,
             )  # fmt: skip
 
 
@@ -165,25 +174,37 @@ def main() -> None:
     run(chosen, arguments)
 
 
+def known_results(arguments: argparse.Namespace) -> tuple[list[Point], dict[str, dict[str, int]]]:
+    """What earlier runs with the same costs and at least this limit have left."""
+    stored = json.loads(arguments.results.read_text()) if arguments.results.exists() else {}
+    if stored.get("flops") != arguments.flops:
+        return [], {}
+    points = (Point(**point) for point in stored["points"])
+    return [point for point in points if point.limit_seconds >= arguments.limit], stored["batches"]
+
+
 def run(chosen: list[str], arguments: argparse.Namespace) -> None:
-    points: list[Point] = []
-    batches: dict[str, dict[str, int]] = {}
-    kept = {"limit_seconds": arguments.limit, "flops": arguments.flops, "integrality_gaps": print_gaps()}
+    known, batches = known_results(arguments)
+    points: list[Point] = [point for point in known if point.graph not in chosen]
+    kept = {"flops": arguments.flops, "integrality_gaps": print_gaps()}
     print(f"\nExtra time in percent\n{'graph':16} {'budget':>7} {' '.join(f'{solver[:10]:>10}' for solver in SOLVERS)}")
     for name in chosen:
         graph = load_graph(arguments.graphs / f"cm_{name}_train.json", plain=True).graph
         graph = with_flop_costs(graph) if arguments.flops else graph
-        for point in points_of(name, graph, arguments.limit):
+        for point in points_of(name, graph, arguments.limit, known):
             points.append(point)
             if point.solver == SOLVERS[-1]:
                 print(line([p for p in points if (p.graph, p.budget_bytes) == (name, point.budget_bytes)]), flush=True)
-        batches[name] = batches_of(graph, int(name.rpartition("_b")[2]), arguments.limit)
+        if name not in batches:
+            batches[name] = batches_of(graph, int(name.rpartition("_b")[2]), arguments.limit)
         print(f"{name:16} batches: {', '.join(f'{solver} {batch}' for solver, batch in batches[name].items())}")
         document = {**kept, "points": [asdict(point) for point in points], "batches": batches}
         write_text(arguments.results, json.dumps(document, indent=1))
     print_table(points)
     stem = arguments.results.with_suffix("")
-    draw_curves(curves(points), f"{stem}-curves.png", x="budget, GiB", y="extra time, %", logarithmic=True)
+    limits = sorted({point.limit_seconds for point in points})
+    title = f"checkmate: its program by HiGHS; auto: ours; {' or '.join(f'{limit:g}' for limit in limits)} s a point"
+    draw_curves(curves(points), f"{stem}-curves.png", x="budget, GiB", y="extra time, %", logarithmic=True, title=title)
     draw_bars(batches, f"{stem}-batch.png", y="largest batch in 16 GiB")
 
 

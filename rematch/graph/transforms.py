@@ -92,9 +92,12 @@ def _growing(graph: Graph) -> list[bool]:
 
 
 def with_flop_costs(graph: Graph) -> Graph:
-    """The graph with floating-point operations as its costs (Jain et al., Checkmate, section 4.10)."""
+    """The graph with floating-point operations as its costs (Jain et al., Checkmate, section 4.10).
+
+    An operator that takes no time, as the loss of a module that was captured without one, takes none of these either.
+    """
     for op in graph.ops:
-        if op.flops is None:
+        if op.flops is None and op.seconds > 0.0:
             raise GraphError(
                 f"operator {op.name!r} of graph {graph.name!r} does not say how many floating-point operations it "
                 "takes; use its seconds as costs"

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings, strategies as st
+from torch import nn
 
+import rematch
 from rematch.errors import SolverError
 from rematch.graph import Graph, Op, Schedule, Value, baseline, simulate
 from rematch.graph.generators import chain, gpt, random_layered
+from rematch.graph.transforms import with_flop_costs
 from rematch.solvers import BoundScope, Deadline, Problem, Progress, Status, solve
 from rematch.solvers.checkmate.model import CheckmateModel
 from rematch.solvers.checkmate.solver import MOST_UNPARTITIONED, Checkmate, integrality_gap, unit_chain
@@ -212,3 +216,15 @@ def test_a_missing_backend_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
     graph = chain(layers=2)
     with pytest.raises(SolverError, match="needs gurobipy, which is not installed"):
         solve(Problem(graph, peak_bytes(graph)), "checkmate", backend="gurobi")
+
+
+def test_floating_point_operations_of_a_captured_module_as_costs() -> None:
+    """Section 4.10: what is recomputed then is what takes few operations, however long it takes."""
+    layers = [layer for _ in range(3) for layer in (nn.Linear(32, 32), nn.GELU())]
+    graph = with_flop_costs(rematch.trace(nn.Sequential(*layers), torch.rand(512, 32), device="V100"))
+    products = [op for op in graph.ops if "mm" in op.name]
+    assert products and min(op.seconds for op in products) == 2 * 512 * 32 * 32
+    solution = solve(Problem(graph, peak_bytes(graph) * 9 // 10), "checkmate", time_limit=20.0)
+    assert solution.schedule is not None
+    extra = simulate(graph, solution.schedule).seconds - graph.baseline_seconds
+    assert 0 < extra < min(op.seconds for op in products)
