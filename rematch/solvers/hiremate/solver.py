@@ -67,6 +67,7 @@ _PIECES_SHARE = 0.4  # of a hierarchy's time, for all levels below the top
 _WHOLE_SHARE = 0.1  # of the time that is left, for each solver on the whole graph
 _WHOLE_BUDGETS = (1.0, 0.93, 0.86)  # shares of the budget: with less of it, more is recomputed that can be united
 _UNION_SHARE = 0.3  # of the time, to unite what hierarchies propose
+_MOST_TO_UNITE = 1_000  # operators: of more, the program is seldom small enough, and no time is set aside for it
 _CUT_PER_SECOND = 4_000  # operators: to cut a graph into pieces and compare them, which cannot be interrupted
 _WORTH_PROCESSES = 2_000  # operators in the pieces of a level; below, processes cost more than they save
 
@@ -234,7 +235,9 @@ class HiRemate(Solver):
         """What one hierarchy after the other gives; the rest of their time is shared among those that are left."""
         step = TrainingStep.of(incumbent.problem.graph)
         hierarchies, left = self.hierarchies(step.graph), len(self._partitioners)
-        for_the_rest = (_WHOLE_SHARE + _UNION_SHARE * self.unite) * incumbent.deadline.remaining
+        for_the_rest = _WHOLE_SHARE * incumbent.deadline.remaining
+        if self.unite and len(step.graph.ops) <= _MOST_TO_UNITE:
+            for_the_rest += _UNION_SHARE * incumbent.deadline.remaining
         while left and not incumbent.over:
             if len(step.graph.ops) > _CUT_PER_SECOND * incumbent.deadline.remaining:
                 incumbent.tell(self.name, f"no time to cut {len(step.graph.ops):,} operators into a hierarchy")
