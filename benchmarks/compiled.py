@@ -166,6 +166,8 @@ def ours(setting: Setting, model: nn.Module, sample: Any, budget: int, arguments
     row = measured(setting, OURS, compiled, sample, arguments.rounds, _FIRST_STEPS, **known)
     graphs = [graph for backend in backends.values() for graph in backend.alive()]
     plans = [plan for backend in backends.values() for plan in backend.planner.plans]
+    if not plans:
+        raise RuntimeError("nothing was planned; the log says why")
     seconds = sum(plan.figures.seconds or 0.0 for plan in plans)
     baseline = sum(plan.figures.baseline_seconds for plan in plans)
     again: dict[str, int] = {}
@@ -178,7 +180,7 @@ def ours(setting: Setting, model: nn.Module, sample: Any, budget: int, arguments
             **asdict(row),
             "compilations": max((graph.compilations for graph in graphs), default=1),
             "graphs": len(graphs),
-            "predicted_mib": max((plan.figures.peak_bytes or 0) / 2**20 for plan in plans) if plans else None,
+            "predicted_mib": max((plan.figures.peak_bytes or 0) / 2**20 for plan in plans),
             "predicted_pct": 100 * (seconds / baseline - 1) if baseline else None,
             "recomputed": dict(sorted(again.items(), key=lambda item: -item[1])),
             "history": tuple(line for graph in graphs for line in graph.history),

@@ -3,7 +3,7 @@
 `torch._inductor.config.patch(custom_partitioner_fn=Partitioner(planner))`
 
 Torch's own partition is made in any case, for it runs where it keeps the budget as it is. It also runs, with a warning,
-where a graph cannot be planned or a plan cannot be followed: gradients are never at stake.
+where a graph cannot be planned or a plan cannot be followed: gradients are never at stake. Any other error is raised.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.fx import GraphModule
 
 from rematch.capture.inductor.copies import copy_module
 from rematch.capture.inductor.nodes import is_seed_input
-from rematch.errors import BudgetError, CaptureError
+from rematch.errors import CaptureError, ScheduleError
 from rematch.execute.compiled.split import split
 from rematch.planning.compiled import GraphPlanner, OtherGraph
 
@@ -57,9 +57,9 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
         own = min_cut_rematerialization_partition(copy_module(gm)[0], joint_inputs, **kwargs)
         try:
             return self._planned(gm, own, **kwargs)
-        except (BudgetError, OtherGraph):
+        except OtherGraph:
             raise
-        except Exception as error:
+        except (CaptureError, ScheduleError) as error:
             _warn_once(
                 "rematch cannot plan a graph of torch.compile, which runs as PyTorch partitions it, without a budget: "
                 f"{type(error).__name__}: {error}"

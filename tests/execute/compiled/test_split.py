@@ -162,16 +162,25 @@ def test_a_plan_that_cannot_be_followed_leaves_torchs_partition_with_a_warning(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(*_: Any) -> tuple[GraphModule, GraphModule]:
-        raise RuntimeError("not this time")
+        raise rematch.ScheduleError("not this time")
 
     monkeypatch.setattr(partitioner_module, "split", fail)
     module, sample = net(), batch()
-    with pytest.warns(UserWarning, match="without a budget: RuntimeError: not this time"):
+    with pytest.warns(UserWarning, match="without a budget: ScheduleError: not this time"):
         ours = outcome(module, run_partitioned(module, sample, Partitioner(planned("70%"), ())))
     plain = net()
     theirs = outcome(plain, plain(sample))
     for name, value in theirs.items():
         torch.testing.assert_close(ours[name], value, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_an_error_of_our_own_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> tuple[GraphModule, GraphModule]:
+        raise AttributeError("not on this version")
+
+    monkeypatch.setattr(partitioner_module, "split", fail)
+    with pytest.raises(Exception, match="not on this version"):
+        run_partitioned(net(), batch(), Partitioner(planned("70%"), ()))
 
 
 def test_the_gradient_of_a_tied_embedding_is_summed_without_waiting() -> None:
