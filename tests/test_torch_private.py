@@ -125,8 +125,13 @@ def test_every_private_name_in_the_sources_is_listed_and_no_other() -> None:
     assert sorted(listed - names - attributes) == [], "no longer used: take them out of docs/torch-private.md"
 
 
+NEWER = {"torch._C._accelerator_getAllocatorSettings": (2, 12)}  # what the sources do without in older versions
+
+
 @pytest.mark.parametrize("name", sorted(LISTED))
 def test_torch_has_it(name: str) -> None:
+    if torch.torch_version.TorchVersion(torch.__version__) < NEWER.get(name, (0, 0)):
+        pytest.skip("needs a newer PyTorch; the sources do without")
     assert found_in_torch(name) is not None
 
 
