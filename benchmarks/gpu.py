@@ -1,11 +1,13 @@
 """On a CUDA card: step time against peak memory for eager, block checkpointing and rematch, model by model.
 
-    python benchmarks/gpu.py [--only REGEX] [--points keep,block,block*1.5,60,50,least] [--limit 15] [--rounds 10]
+    python benchmarks/gpu.py [--only REGEX] [--peers block,amb] [--points keep,block*1.5,60] [--limit 15] [--rounds 10]
 
 Llama 1B (transformers, 8 x 2048 tokens, bf16), GPT-2 small (transformers, 16 x 1024 tokens, bf16 autocast, dropout),
-ViT-L/16 (torchvision, 64 images, bf16 autocast) and ResNet-50 (torchvision, 128 images, tf32). Peers are plain eager
-and `torch.utils.checkpoint` around every block. rematch runs with everything kept, at the peer's own peak ("block", or
-a multiple of it), at percentages of eager's peak and at the least budget that its refusal names. Steps of eager and of
+ViT-L/16 (torchvision, 64 images, bf16 autocast) and ResNet-50 (torchvision, 128 images, tf32). Peers are plain eager,
+`torch.utils.checkpoint` around every block and every second one, selective checkpointing that saves matrix products,
+PyTorch's `activation_memory_budget` under aot_eager (no fusion, so that schedules are compared), and the batch in two
+halves. rematch runs with everything kept, at each peer's own peak ("block", or a multiple of it), at percentages of
+eager's peak and at the least budget that its refusal names. Steps of eager and of
 rematch are taken in turns, each waited for, and medians compared; `flowing` is the time of a step when ten are queued
 without waiting, as training does. Outputs are dropped before backward. Rows are kept as JSON as they come, and a run
 that was stopped goes on where it was; the chart and the table come last. `--tiny` has small models for any machine.
@@ -30,9 +32,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import rematch
+from rematch.api import as_arguments
 from rematch.files import write_text
 from rematch.report.charts import Panel, draw_curves
 from rematch.trial import Trial, alternate, same_outcome
@@ -133,15 +137,42 @@ def settings(tiny: bool) -> Iterator[Setting]:
     yield from (resnet(), vit(), gpt2(), llama())
 
 
+Wrapping = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Recomputes its inside in backward, as PyTorch's documentation has it."""
+    return lambda *args, **kwargs: checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+
+def saving_products(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Recomputes all but matrix products and attention: PyTorch's selective checkpointing."""
+    aten = torch.ops.aten
+    saved = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.convolution.default}
+    saved |= {
+        getattr(aten, name).default
+        for name in (
+            "_scaled_dot_product_flash_attention",
+            "_scaled_dot_product_efficient_attention",
+            "_scaled_dot_product_cudnn_attention",
+            "_scaled_dot_product_flash_attention_for_cpu",
+        )
+    }
+
+    def policy(_: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        return CheckpointPolicy.MUST_SAVE if operator in saved else CheckpointPolicy.PREFER_RECOMPUTE
+
+    def contexts() -> Any:
+        return create_selective_checkpoint_contexts(policy)
+
+    return lambda *args, **kwargs: checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+
+
 @contextmanager
-def block_checkpoints(blocks: list[nn.Module]) -> Iterator[None]:
-    """Each block recomputes its inside in backward, as PyTorch's documentation has it."""
-
-    def around(forward: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args, **kwargs: checkpoint(forward, *args, use_reentrant=False, **kwargs)
-
+def wrapped(blocks: list[nn.Module], wrapping: Wrapping) -> Iterator[None]:
+    """The blocks with other forwards."""
     for block in blocks:
-        block.__dict__["forward"] = around(block.forward)
+        block.__dict__["forward"] = wrapping(block.forward)
     try:
         yield
     finally:
@@ -150,11 +181,58 @@ def block_checkpoints(blocks: list[nn.Module]) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
+class MicroBatches(Trial):
+    """The same batch in two halves, whose gradients add up."""
+
+    def step(self, sample: Any) -> torch.Tensor:
+        self.model.zero_grad(set_to_none=True)
+        halves = zip(*pytree.tree_map(lambda leaf: leaf.chunk(2), pytree.tree_leaves(sample)), strict=True)
+        structure = pytree.tree_structure(sample)
+        total = torch.zeros((), device=self.device)
+        for half in halves:
+            args, kwargs = as_arguments(pytree.tree_unflatten(half, structure))
+            with self.context():
+                value = self.loss(self.model(*args, **kwargs)) / 2
+            value.backward()  # type: ignore[no-untyped-call]
+            total += value.detach()
+        return total
+
+
+# The peers by the names that points have; "amb" is the graph's partition alone, without inductor's fusion.
+PEERS = {
+    "block": "block checkpoint",
+    "second": "checkpoint of every second block",
+    "products": "selective checkpoint, products saved",
+    "amb": "activation_memory_budget 0.5, aot_eager",
+    "micro": "two micro-batches",
+}
+
+
+@contextmanager
+def peer(name: str, setting: Setting, model: nn.Module) -> Iterator[Trial]:
+    """A way to train with less memory that is not ours."""
+    blocks = setting.blocks(model)
+    wrappings: dict[str, tuple[list[nn.Module], Wrapping]] = {
+        "block": (blocks, checkpointed),
+        "second": (blocks[::2], checkpointed),
+        "products": (blocks, saving_products),
+    }
+    if name in wrappings:
+        with wrapped(*wrappings[name]):
+            yield Trial(model, setting.loss, setting.context)
+    elif name == "micro":
+        yield MicroBatches(model, setting.loss, setting.context)
+    else:
+        with torch._functorch.config.patch(activation_memory_budget=0.5):
+            yield Trial(torch.compile(model, backend="aot_eager"), setting.loss, setting.context)
+
+
+@dataclass(frozen=True)
 class Row:
     """One way to train one model. Times are milliseconds, memory is MiB."""
 
     model: str
-    method: str  # "eager", "block checkpoint" or "rematch"
+    method: str  # "eager", a peer or "rematch"
     point: str = ""  # where on rematch's curve
     failure: str | None = None
     step_ms: float = 0.0
@@ -195,23 +273,16 @@ def measured(setting: Setting, method: str, trial: Trial, eager: Trial, sample: 
     )
 
 
-def peers(setting: Setting, model: nn.Module, sample: Any, rounds: int) -> Iterator[Row]:
-    eager = Trial(model, setting.loss, setting.context)
-    yield measured(setting, "eager", eager, eager, sample, rounds)
-    with block_checkpoints(setting.blocks(model)):
-        checkpointed = Trial(model, setting.loss, setting.context)
-        yield measured(setting, "block checkpoint", checkpointed, checkpointed, sample, rounds)
-
-
 def budget_of(point: str, rows: list[Row]) -> int:
-    """Bytes of a point: of eager's peak, of the peer's, or "least"."""
-    peak = {row.method: row.peak_mib * 2**20 for row in rows}
+    """Bytes of a point: of eager's peak, of a peer's, or "least"."""
+    peak = {row.method: row.peak_mib * 2**20 for row in rows if row.failure is None}
     if point == "keep":
         return int(1.02 * peak["eager"])
     if point == "least":
         return int(0.02 * peak["eager"])
-    if point.startswith("block"):
-        return int(float(point.partition("*")[2] or 1) * peak["block checkpoint"])
+    name, _, factor = point.partition("*")
+    if name in PEERS:
+        return int(float(factor or 1) * peak[PEERS[name]])
     return int(float(point) / 100 * peak["eager"])
 
 
@@ -259,29 +330,49 @@ def ours(
 
 def run(setting: Setting, arguments: argparse.Namespace, rows: list[Row], keep: Callable[[], None]) -> None:
     """Fill in the rows that this model has not yet."""
-    points = [p for p in arguments.points.split(",") if not any(r.model == setting.name and r.point == p for r in rows)]
-    known = [row for row in rows if row.model == setting.name]
-    if not points and known:
+    done = {(row.method, row.point) for row in rows if row.model == setting.name}
+    points = [point for point in arguments.points.split(",") if ("rematch", point) not in done]
+    names = [name for name in arguments.peers.split(",") if name and (PEERS[name], "") not in done]
+    if not points and not names:
         return
     torch.manual_seed(0)
     with torch.device(DEVICE):
         model = setting.build().to(DEVICE).train()
     sample = setting.sample()
-    if not known:
-        for row in peers(setting, model, sample, arguments.rounds):
-            rows.append(row)
-            keep()
-            print(line(row), flush=True)
-    for point in points:
-        known = [row for row in rows if row.model == setting.name]
+
+    def known() -> list[Row]:
+        return [row for row in rows if row.model == setting.name]
+
+    def add(method: str, point: str, work: Callable[[], Row]) -> None:
         try:
-            row = ours(setting, model, sample, point, known, arguments.limit, arguments.rounds)
+            row = work()
         except Exception as error:
-            row = Row(setting.name, "rematch", point, failure=f"{type(error).__name__}: {str(error).splitlines()[0]}")
+            row = Row(setting.name, method, point, failure=f"{type(error).__name__}: {str(error).splitlines()[0]}")
         rows.append(row)
         keep()
         print(line(row), flush=True)
         tidy()
+
+    eager = Trial(model, setting.loss, setting.context)
+    if ("eager", "") not in done:
+        add("eager", "", lambda: measured(setting, "eager", eager, eager, sample, arguments.rounds))
+    for name in names:
+        with peer(name, setting, model) as trial:
+            add(
+                PEERS[name],
+                "",
+                lambda name=name, trial=trial: measured(  # type: ignore[misc]
+                    setting, PEERS[name], trial, eager, sample, arguments.rounds
+                ),
+            )
+    for point in points:
+        add(
+            "rematch",
+            point,
+            lambda point=point: ours(  # type: ignore[misc]
+                setting, model, sample, point, known(), arguments.limit, arguments.rounds
+            ),
+        )
 
 
 def tidy() -> None:
@@ -301,7 +392,7 @@ def line(row: Row) -> str:
 
     equal = {True: "equal", False: "NOT EQUAL", None: ""}[row.equal]
     return (
-        f"{row.model:40} {row.method:16} {row.point:10} {row.step_ms:7.1f} ms (flowing {row.flowing_ms:7.1f}) @ "
+        f"{row.model:40} {row.method:40} {row.point:10} {row.step_ms:7.1f} ms (flowing {row.flowing_ms:7.1f}) @ "
         f"{row.peak_mib:7.0f} MiB  budget {shown(row.budget_mib, '7.0f'):>7} "
         f"predicted {shown(row.predicted_mib, '7.0f'):>7}  "
         f"extra {shown(row.measured_pct, '+.1f'):>6} predicted {shown(row.predicted_pct, '+.1f'):>6} "
@@ -339,7 +430,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiny", action="store_true", help="small models, to try this script")
     parser.add_argument("--only", default="", help="regular expression on the model's name")
-    parser.add_argument("--points", default="keep,block,block*1.5,60,50,least")
+    parser.add_argument("--peers", default=",".join(PEERS))
+    parser.add_argument("--points", default="keep,block,block*1.5,60,50,least,second,products,amb,micro,80,40,30")
     parser.add_argument("--limit", type=float, default=15.0, help="seconds to solve for each budget")
     parser.add_argument("--rounds", type=int, default=10, help="steps to time of each kind")
     parser.add_argument("--again", action="store_true", help="forget the rows there are")
