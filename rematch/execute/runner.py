@@ -31,10 +31,10 @@ from rematch.capture.memory import allocated_bytes, use_expandable_segments
 from rematch.capture.record import record
 from rematch.capture.recorded_graph import RecordedGraph, StepGraph, recorded_graph, with_outside
 from rematch.capture.recorder import CannotRecord, Recorder
-from rematch.capture.structures import tensors_in
 from rematch.errors import BudgetInfeasible, CaptureError, FormatError
 from rematch.execute.dispatch_cost import dispatch_seconds
-from rematch.execute.loss_meter import LossMeter, give_up_measuring
+from rematch.execute.first_step import watch_first_step
+from rematch.execute.loss_meter import give_up_measuring
 from rematch.execute.optimizers import StepWatch, forecast_state_bytes
 from rematch.execute.ranks import in_a_group, plan_of_rank_0
 from rematch.execute.referee import differences
@@ -412,7 +412,7 @@ class Runner:
                 parted=lambda parting: _call(parted, key, parting),
             )
         if not route.watched:
-            self._watch_first_step(route, outputs)
+            watch_first_step(self, route, outputs)
         return outputs
 
     def _after_retrace(self, key: Kind, route: Route, args: Any, kwargs: Any) -> Route:
@@ -461,19 +461,6 @@ class Runner:
         return parse_budget(budget, self.planner.whole_bytes or 1)
 
     # The first step
-
-    def _watch_first_step(self, route: Route, outputs: Any) -> None:
-        """Measure the user's loss, and see whether the user still holds the outputs when backward has ended."""
-        leaves = tensors_in(outputs)
-        nodes = [leaf.grad_fn for leaf in leaves if leaf.grad_fn is not None]
-        if route.step is None or not nodes:
-            return
-        if route.meter is None and not route.step.has_loss:
-            route.meter = LossMeter(route.step.device)
-        watch = _FirstBackward(weakref.ref(self), route, [weakref.ref(leaf) for leaf in leaves])
-        watch.handles = [node.register_prehook(watch.starts) for node in nodes]
-        if route.meter is not None and route.meter.waiting:
-            route.meter.forward_ended()
 
     def loss_measured(self, route: Route, peak_bytes: int, end_bytes: int) -> None:
         """Take note of what the loss really takes, and plan again if the plan no longer keeps the budget."""
@@ -527,44 +514,6 @@ class Unbound:
 
     def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return self.runner(*args, **kwargs)
-
-
-class _FirstBackward:
-    """Watches the backward that follows a first forward."""
-
-    def __init__(
-        self,
-        runner: weakref.ref[Runner],
-        route: Route,
-        outputs: list[weakref.ref[torch.Tensor]],
-    ) -> None:
-        self.runner = runner
-        self.route = route
-        self.outputs = outputs
-        self.handles: list[Any] = []
-
-    def starts(self, _: Any) -> None:
-        if not self.handles:
-            return
-        for handle in self.handles:
-            handle.remove()
-        self.handles = []
-        runner = self.runner()
-        if runner is None:
-            return
-        self.route.watched = True
-        meter = self.route.meter
-        if meter is not None and meter.running:
-            measured = meter.backward_starts()
-            if measured is not None:
-                runner.loss_measured(self.route, *measured)
-        torch.autograd.Variable._execution_engine.queue_callback(self.ended)
-
-    def ended(self) -> None:
-        runner = self.runner()
-        large = [output() for output in self.outputs]
-        if runner is not None and any(output is not None and output.numel() > 1 for output in large):
-            runner.outputs_held()
 
 
 def _explained(infeasible: BudgetInfeasible, recorded: RecordedGraph, settings: Settings) -> BudgetInfeasible:
