@@ -286,25 +286,30 @@ def budget_of(point: str, rows: list[Row]) -> int:
     return int(float(point) / 100 * peak["eager"])
 
 
+def within(setting: Setting, model: nn.Module, sample: Any, budget: int, limit: float) -> tuple[nn.Module, int]:
+    """The model inside the budget, or inside the least one that its refusal names; and that budget."""
+    model.zero_grad(set_to_none=True)
+
+    def planned(budget: int) -> nn.Module:
+        with setting.context():
+            return rematch.remat(
+                model, sample, budget=budget, loss=setting.loss, time_limit=limit, progress=False, cache=False
+            )
+
+    try:
+        return planned(budget), budget
+    except rematch.BudgetInfeasible as refusal:
+        if refusal.feasible_from_bytes is None:
+            raise
+        return planned(refusal.feasible_from_bytes), refusal.feasible_from_bytes
+
+
 def ours(
     setting: Setting, model: nn.Module, sample: Any, point: str, rows: list[Row], limit: float, rounds: int
 ) -> Row:
     eager = Trial(model, setting.loss, setting.context)
-    model.zero_grad(set_to_none=True)
-    budget = budget_of(point, rows)
     started = time.perf_counter()
-    with setting.context():
-        try:
-            inside = rematch.remat(
-                model, sample, budget=budget, loss=setting.loss, time_limit=limit, progress=False, cache=False
-            )
-        except rematch.BudgetInfeasible as refusal:
-            if refusal.feasible_from_bytes is None:
-                raise
-            budget = refusal.feasible_from_bytes
-            inside = rematch.remat(
-                model, sample, budget=budget, loss=setting.loss, time_limit=limit, progress=False, cache=False
-            )
+    inside, budget = within(setting, model, sample, budget_of(point, rows), limit)
     plan_seconds = time.perf_counter() - started
     trial = Trial(inside, setting.loss, setting.context)
     equal = same_outcome(trial, eager, sample) if same_outcome(eager, eager, sample) else None
