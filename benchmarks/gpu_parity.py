@@ -4,8 +4,8 @@
 
 The models of `benchmarks/gpu.py`, with a budget of 102 % of eager's peak, so that nothing is recomputed. Steps of both
 are taken in turns and waited for; the median of the ratios of pairs counts. Kernels are those that a profiler lists for
-one step: their names and numbers must be the same, and their time is added up; without a card they are operators, which a
-tape lists twice. Rows are kept as JSON as they come.
+one step: their names and numbers must be the same, and their time is added up. Without a card they are operators, which
+a tape lists twice. Rows are kept as JSON as they come.
 """
 
 from __future__ import annotations
