@@ -174,6 +174,10 @@ class _ExpandablePool(_Pool):
         super().__init__(allocator, segment)
         self._first = Block(self, 0, 2**62, mapped=False)
 
+    def _asked(self, size: int) -> int:
+        """At most so many pages are mapped for a request, whatever is mapped beside it."""
+        return -(-size // self.segment) * self.segment
+
     def _best(self, size: int) -> Block | None:
         """The smallest that fits; one that could grow counts as large as it could become."""
         place = bisect_left(self.available, (size, 0))
