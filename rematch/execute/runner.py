@@ -168,8 +168,6 @@ class Runner:
         settings = self.planner.settings
         device = _device(self.module, args, kwargs)
         require_supported(device, settings.device)
-        if settings.device is None:
-            use_expandable_segments(device)
         give_up_measuring()
         with (
             measuring_progress(settings.progress) as shown,
@@ -222,6 +220,8 @@ class Runner:
             known = self._routes.get(key)
             if known is not None and not known.stale:
                 return known
+            if self.planner.settings.device is None:
+                use_expandable_segments(_device(self.module, args, kwargs))  # for cached plans too: they count on it
             if self._watch is None:
                 self._watch = StepWatch(self._owns, self.optimizer_grew)
             paths = 1 if known is None else known.paths

@@ -81,6 +81,15 @@ def test_a_second_start_neither_records_nor_solves(budget: str, folder: Path, mo
         assert peaks[0] is not None and peaks[1] is not None and peaks[0] < peaks[1]
 
 
+def test_a_second_start_has_the_allocator_that_its_plan_counts_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    rematch.remat(Net(), batch(), engine="tape", **REMAT)
+    forbid(monkeypatch)
+    asked: list[torch.device] = []
+    monkeypatch.setattr(runner, "use_expandable_segments", asked.append)
+    rematch.remat(Net(), batch(), engine="tape", **REMAT)
+    assert asked == [torch.device("cpu")]
+
+
 def test_replay_takes_its_plan_from_the_cache_and_traces_at_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = Net()
     rematch.remat(copy.deepcopy(plain), batch(), loss=mean_square, engine="replay", **REMAT)
