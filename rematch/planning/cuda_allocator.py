@@ -12,6 +12,7 @@ would exceed the cap, and not before.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 
 from rematch.graph import Graph, Schedule, simulate
@@ -74,7 +75,7 @@ class Allocator:
             raise OutOfMemory
 
 
-class _Pool:
+class _Pool(ABC):
     """Blocks of one kind; how they come from the driver is a matter of the subclasses."""
 
     def __init__(self, allocator: Allocator, segment: int) -> None:
@@ -102,13 +103,13 @@ class _Pool:
                 block = self._join(other, block) if other is block.previous else self._join(block, other)
         self._put(block)
 
+    @abstractmethod
     def give_back(self) -> None:
         """Let the driver have what is free."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _extend(self, size: int) -> Block:
         """A block of at least `size` with memory from the driver."""
-        raise NotImplementedError
 
     def _worth_splitting(self, rest: int) -> bool:
         return rest >= _ROUNDED if self.segment == _SMALL_SEGMENT else rest > _SMALL_BYTES
