@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
 
-from rematch.graph import Compute, Free, Graph, Phase, Schedule
+from rematch.graph import Compute, Fetch, Free, Graph, Offload, Phase, Schedule
+from rematch.graph.schedule import Step
 
 
 class Broken(Exception):
@@ -19,10 +20,12 @@ class Broken(Exception):
 
 @dataclass(frozen=True)
 class State:
-    """What matters for the rest of a schedule: values alive (residents left out) and operators that have run."""
+    """What matters for the rest of a schedule: values alive (residents left out), operators that have run,
+    and values in host memory."""
 
     alive: frozenset[int] = frozenset()
     run: frozenset[int] = frozenset()
+    hosted: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class Verdict:
     peak_step: int | None
     timeline_bytes: list[int]
     counts: list[int]
+    host_bytes: int
 
 
 def judge(graph: Graph, schedule: Schedule) -> Verdict:
@@ -54,23 +58,58 @@ def judge(graph: Graph, schedule: Schedule) -> Verdict:
     peak_step = max(computes, key=lambda index: timeline[index], default=None)
     return Verdict(
         broken_step=broken_step,
-        seconds=sum(op.seconds * times for op, times in zip(graph.ops, counts, strict=True)),
+        seconds=makespan(graph, list(schedule)[:broken_step]),
         peak_bytes=resident_bytes(graph) if peak_step is None else timeline[peak_step],
         peak_step=peak_step,
         timeline_bytes=timeline,
         counts=counts,
+        host_bytes=bytes_of(graph, state.hosted),
     )
 
 
-def advance(graph: Graph, state: State, step: Compute | Free) -> tuple[State, int]:
-    """The state after a step, and the memory during a computation or after a free."""
+def makespan(graph: Graph, steps: list[Step]) -> float:
+    """When the last of the steps, all valid, has ended: each ends its own time after the last of those it waits for."""
+    ends: list[float] = []
+    for index, step in enumerate(steps):
+        waited = [ends[other] for other in range(index) if _waits_for(graph, step, steps[other])]
+        ends.append(max(waited, default=0.0) + _duration(graph, step))
+    return max(ends, default=0.0)
+
+
+def _duration(graph: Graph, step: Step) -> float:
+    match step:
+        case Compute(op):
+            return graph.ops[op].seconds
+        case Offload(value):
+            return graph.values[value].size_bytes / graph.link.out_bytes_per_second
+        case Fetch(value):
+            return graph.values[value].size_bytes / graph.link.in_bytes_per_second
+    return 0.0
+
+
+def _waits_for(graph: Graph, step: Step, earlier: Step) -> bool:
+    """Whether a step cannot begin before an `earlier` one has ended. Nothing overtakes a computation or a free."""
+    if isinstance(earlier, (Compute, Free)) or type(step) is type(earlier):
+        return True
+    if isinstance(step, Compute):
+        touched = {*graph.ops[step.op].outputs}
+        if isinstance(earlier, Fetch):
+            touched |= {*graph.ops[step.op].inputs, *(graph.held if graph.ops[step.op].phase is Phase.LOSS else ())}
+        return earlier.value in touched
+    return step.value == earlier.value
+
+
+def advance(graph: Graph, state: State, step: Step) -> tuple[State, int]:
+    """The state after a step, and the memory during a computation or after any other."""
+    if isinstance(step, (Offload, Fetch)):
+        return _moved(graph, state, step)
     if isinstance(step, Free):
         if step.value not in state.alive:
             raise Broken("not alive")
         if step.value in graph.held and loss_of(graph) in state.run:
             raise Broken("held")
         alive = state.alive - {step.value}
-        return State(alive, state.run), resident_bytes(graph) + bytes_of(graph, alive)
+        return State(alive, state.run, state.hosted), resident_bytes(graph) + bytes_of(graph, alive)
     if step.op >= len(graph.ops):
         raise Broken("unknown operator")
     op = graph.ops[step.op]
@@ -91,7 +130,26 @@ def advance(graph: Graph, state: State, step: Compute | Free) -> tuple[State, in
     if op.phase is Phase.LOSS and any(not graph.values[v].resident and v not in state.alive for v in graph.held):
         raise Broken("held value missing")
     during = resident_bytes(graph) + bytes_of(graph, state.alive) + bytes_of(graph, op.outputs) + op.workspace_bytes
-    return State(state.alive | set(op.outputs), state.run | {step.op}), during
+    return State(state.alive | set(op.outputs), state.run | {step.op}, state.hosted), during
+
+
+def _moved(graph: Graph, state: State, step: Offload | Fetch) -> tuple[State, int]:
+    if graph.link is None or step.value >= len(graph.values):
+        raise Broken("no link, or no such value")
+    alive, hosted = state.alive, state.hosted
+    if isinstance(step, Offload):
+        hosted = hosted | {step.value}
+        if step.value not in alive or step.value in state.hosted:
+            raise Broken("not alive, or there already")
+        if bytes_of(graph, hosted) > graph.link.host_bytes:
+            raise Broken("too much")
+    else:
+        alive = alive | {step.value}
+        if step.value in state.alive or step.value not in hosted:
+            raise Broken("alive already, or not in host memory")
+        if graph.recompute_after_loss and loss_of(graph) not in state.run:
+            raise Broken("fetched before the loss")
+    return State(alive, state.run, hosted), resident_bytes(graph) + bytes_of(graph, alive)
 
 
 def finished(graph: Graph, state: State) -> bool:

@@ -11,7 +11,8 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import strategies as st
 
-from rematch.graph import Graph, Op, Phase, Schedule, Value
+from rematch.graph import Compute, Fetch, Free, Graph, Link, Offload, Op, Phase, Schedule, Value
+from rematch.graph.schedule import Step
 
 
 @st.composite
@@ -122,6 +123,50 @@ def schedules(draw: st.DrawFn, graph: Graph) -> Schedule:
     for _ in range(draw(st.integers(0, 3))):
         steps = draw(_edited(steps, graph))
     return Schedule(np.array(steps, dtype=np.int32))
+
+
+@st.composite
+def linked(draw: st.DrawFn, graph: Graph) -> Graph:
+    """The graph with a link of speeds that divide times and sizes well."""
+    speeds = st.sampled_from((1.0, 2.0, 4.0))
+    return replace(graph, link=Link(draw(speeds), draw(speeds), host_bytes=draw(st.sampled_from((0, 5, 40)))))
+
+
+@st.composite
+def moving_schedules(draw: st.DrawFn, graph: Graph) -> Schedule:
+    """Schedules, valid and broken, of a graph with a link: values leave, are freed and come back."""
+    steps = Schedule.from_ops(graph, draw(sequences(graph))).steps.tolist()
+    alive: set[int] = set()
+    hosted: set[int] = set()
+    moving: list[Step] = []
+    for step in Schedule(np.array(steps, dtype=np.int32)):
+        for value in sorted(hosted - alive):
+            if draw(st.booleans()):
+                moving.append(Fetch(value))
+                alive.add(value)
+        for value in sorted(alive - hosted):
+            if draw(st.sampled_from((False, False, True))):
+                moving.append(Offload(value))
+                hosted.add(value)
+        for value in sorted(alive & hosted):
+            used = isinstance(step, Compute) and value in graph.ops[step.op].inputs
+            if not used and draw(st.booleans()):
+                moving.append(Free(value))
+                alive.discard(value)
+        if isinstance(step, Compute):
+            moving += [Fetch(value) for value in graph.ops[step.op].inputs if value in hosted - alive]
+            alive |= {value for value in graph.ops[step.op].inputs if value in hosted}
+            alive |= {*graph.ops[step.op].outputs}
+        elif step.value not in alive:
+            continue
+        else:
+            alive.discard(step.value)
+        moving.append(step)
+    missing = (graph.targets | graph.held) & hosted - alive
+    numbers = Schedule.of([*moving, *map(Fetch, sorted(missing))]).steps.tolist()
+    for _ in range(draw(st.sampled_from((0, 0, 0, 1, 2)))):
+        numbers = draw(_edited(numbers, graph))
+    return Schedule(np.array(numbers, dtype=np.int32))
 
 
 @st.composite

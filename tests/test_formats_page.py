@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rematch.graph import Op, Value, load_graph
-from rematch.planning.plan import Figures, PeakShare, Plan, Recomputed
+from rematch.graph import Link, Op, Value, load_graph
+from rematch.planning.plan import Figures, Moved, PeakShare, Plan, Recomputed
 from rematch.solvers import Progress, Status
 
 PAGE = (Path(__file__).parent.parent / "docs" / "formats.md").read_text(encoding="utf-8")
@@ -24,7 +24,7 @@ def test_examples_are_graphs(example: str, tmp_path: Path) -> None:
     assert loaded.notes == ()
 
 
-@pytest.mark.parametrize("kind", [Value, Op, Plan, Figures, Recomputed, PeakShare, Progress])
+@pytest.mark.parametrize("kind", [Value, Op, Link, Plan, Figures, Recomputed, PeakShare, Moved, Progress])
 def test_every_field_is_named(kind: type) -> None:
     named = set(re.findall(r"`([a-z_]+)`", PAGE))
     assert {field.name for field in fields(kind) if field.init} <= named

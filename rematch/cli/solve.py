@@ -91,16 +91,17 @@ def check(
     plain: Plain = False,
 ) -> None:
     """Check that PLAN belongs to GRAPH, is valid, and keeps its budget."""
-    from rematch.planning.plan import Plan
+    from rematch.planning.plan import Moved, Plan
     from rematch.units import extra_pct, format_bytes, format_extra
 
     known = Plan.load(plan)
     loaded = load_graph(graph, plain)
     seen = checked(known, plan, loaded, graph)
     extra = format_extra(extra_pct(seen.seconds, loaded.baseline_seconds))
+    moved = Moved.by(loaded, known.schedule, seen)
     say(
         f"{plan} holds for {graph}: peak {format_bytes(seen.peak_bytes)} within a budget of "
-        f"{format_bytes(known.figures.budget_bytes)}, {extra} time"
+        f"{format_bytes(known.figures.budget_bytes)}, {extra} time{f', {moved}' if moved else ''}"
     )
 
 

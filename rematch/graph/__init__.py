@@ -2,15 +2,19 @@
 
 from rematch.compilation import choose_cache_folder
 from rematch.graph.formats import load_graph, save_graph
+from rematch.graph.link import Link
 from rematch.graph.model import Graph, GraphArrays, Op, Phase, Value
-from rematch.graph.schedule import Compute, Free, Schedule, baseline
+from rematch.graph.schedule import Compute, Fetch, Free, Offload, Schedule, baseline
 from rematch.graph.simulate import Simulation, simulate
 
 __all__ = [
     "Compute",
+    "Fetch",
     "Free",
     "Graph",
     "GraphArrays",
+    "Link",
+    "Offload",
     "Op",
     "Phase",
     "Schedule",

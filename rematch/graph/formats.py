@@ -3,9 +3,9 @@
 `load_graph("gpt.json").graph`
 
 Our own form is `{"format": "rematch-graph", "version": 1, "name", "values": [...], "ops": [...], "targets", "held",
-"order"}`, with `"recompute_after_loss": true` where that restricts schedules; its rows have the fields of `Value` and
-`Op`, those at their default left out. The benchmark form is
-`{"nodes": [{"id", "name", "time", "memory", "backward", "workspace"}], "edges": [[source, sink]], "order", "outputs",
+"order"}`, with `"recompute_after_loss": true` where that restricts schedules and `"link"` where values can move to
+host memory; its rows have the fields of `Value`, `Op` and `Link`, those at their default left out. The benchmark form
+is `{"nodes": [{"id", "name", "time", "memory", "backward", "workspace"}], "edges": [[source, sink]], "order", "outputs",
 "time_unit"}` with one value per node, named as the node. What a file leaves open, and how it was taken, is told
 in `Loaded.notes`.
 """
@@ -20,6 +20,7 @@ from typing import Any
 
 from rematch.errors import FormatError, GraphError
 from rematch.files import collector_paused, read_json, write_text
+from rematch.graph.link import Link
 from rematch.graph.model import Graph, Op, Phase, Value
 from rematch.graph.schedule import Schedule
 from rematch.records import add_codec, from_json, show_json, to_json
@@ -91,6 +92,7 @@ def graph_to_data(graph: Graph) -> dict[str, Any]:
         order=order,
         name=graph.name,
         recompute_after_loss=graph.recompute_after_loss,
+        link=graph.link,
     )
     return {"format": FORMAT, "version": VERSION, **to_json(file, defaults=False)}
 
@@ -107,7 +109,7 @@ def graph_from_data(data: Mapping[str, Any]) -> Graph:
     rest = {key: entry for key, entry in data.items() if key not in ("format", "version")}
     file = from_json(_GraphFile, rest, strict=True)
     targets, held = frozenset(file.targets), frozenset(file.held)
-    return Graph(file.ops, file.values, targets, held, file.order, file.name, file.recompute_after_loss)
+    return Graph(file.ops, file.values, targets, held, file.order, file.name, file.recompute_after_loss, file.link)
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,7 @@ class _GraphFile:
     held: tuple[int, ...]
     order: tuple[int, ...]
     recompute_after_loss: bool = False
+    link: Link | None = None
 
 
 @dataclass(frozen=True)

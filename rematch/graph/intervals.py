@@ -35,7 +35,7 @@ class Retention:
 
 def to_intervals(graph: Graph, schedule: Schedule) -> tuple[Retention, ...]:
     """The retention intervals of a valid schedule, by start."""
-    simulate(graph, schedule).checked()
+    simulate(graph, schedule.without_moves()).checked()
     ops = schedule.ops.tolist()
     ends: list[dict[int, int]] = []  # per event, output -> end
     event_of: dict[int, int] = {}  # value alive -> event that made it

@@ -1,6 +1,7 @@
 """Compiled inner loops of `rematch.graph`. Import this module only where it is called: it loads numba.
 
-A schedule is one array of steps: `op >= 0` computes an operator, `~value < 0` frees a value.
+A schedule is one array of steps: `op >= 0` computes an operator, `~value < 0` frees a value; `Schedule` has the steps
+that move one.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import njit
+
+from rematch.graph.schedule import FETCHES, OFFLOADS
 
 # What broke, as `simulate_steps` reports it; `simulate` puts it into words.
 OK = 0
@@ -22,6 +25,13 @@ NEVER_RUN = 7
 TARGET_MISSING = 8
 OUT_OF_TURN = 9
 REPEATED_BEFORE_LOSS = 10
+NO_LINK = 11
+OFFLOADED_NOT_ALIVE = 12
+OFFLOADED_AGAIN = 13
+HOST_FULL = 14
+FETCHED_NOT_THERE = 15
+FETCHED_ALIVE = 16
+FETCHED_BEFORE_LOSS = 17
 
 
 class Values(NamedTuple):
@@ -55,10 +65,11 @@ class Bytes(NamedTuple):
 
 
 @njit(cache=True, no_cfunc_wrapper=True)
-def simulate_steps(steps, graph, rules, needs, timeline, counts, alive):
-    """Run the steps; fill `timeline` (bytes during each step), `counts` and `alive`.
+def simulate_steps(steps, graph, rules, needs, host_room, timeline, counts, alive, hosted):
+    """Run the steps; fill `timeline` (bytes during each step), `counts`, `alive` and `hosted`.
 
-    Returns (code, step, culprit, peak, peak step): `culprit` is the value or operator the code speaks of.
+    `host_room` has the bytes of host memory, -1 for a graph without a link. Returns (code, step, culprit, peak, peak
+    step): `culprit` is the value or operator the code speaks of.
     """
     inputs_ptr, inputs, outputs_ptr, outputs = graph.inputs_ptr, graph.inputs, graph.outputs_ptr, graph.outputs
     target, held, loss = graph.target, graph.held, graph.loss
@@ -73,6 +84,16 @@ def simulate_steps(steps, graph, rules, needs, timeline, counts, alive):
         step = steps[index]
         if step < 0:
             value = ~step
+            if value >= OFFLOADS:
+                waits = rules.recompute_after_loss and not loss_done
+                code, host_room = _move(step, size, waits, host_room, alive, hosted)
+                value -= FETCHES if value >= FETCHES else OFFLOADS
+                if code != OK:
+                    return code, index, value, peak, peak_step
+                if step <= ~FETCHES:
+                    memory += size[value]
+                timeline[index] = memory
+                continue
             if value >= len(size):
                 return UNKNOWN_STEP, index, step, peak, peak_step
             if not alive[value]:
@@ -125,6 +146,76 @@ def simulate_steps(steps, graph, rules, needs, timeline, counts, alive):
         if (target[value] or held[value]) and not alive[value]:
             return TARGET_MISSING, len(steps), value, peak, peak_step
     return OK, -1, -1, peak, peak_step
+
+
+@njit(cache=True, no_cfunc_wrapper=True)
+def _move(step, size, waits, host_room, alive, hosted):
+    """Offload or fetch a value. `waits` says that nothing may be fetched yet. Returns (code, host memory left)."""
+    fetches = step <= ~FETCHES
+    value = ~step - (FETCHES if fetches else OFFLOADS)
+    if value >= len(size):
+        return UNKNOWN_STEP, host_room
+    if host_room < 0:
+        return NO_LINK, host_room
+    if fetches:
+        if not hosted[value]:
+            return FETCHED_NOT_THERE, host_room
+        if alive[value]:
+            return FETCHED_ALIVE, host_room
+        if waits:
+            return FETCHED_BEFORE_LOSS, host_room
+        alive[value] = True
+        return OK, host_room
+    if not alive[value]:
+        return OFFLOADED_NOT_ALIVE, host_room
+    if hosted[value]:
+        return OFFLOADED_AGAIN, host_room
+    if size[value] > host_room:
+        return HOST_FULL, host_room
+    hosted[value] = True
+    return OK, host_room - size[value]
+
+
+@njit(cache=True, no_cfunc_wrapper=True)
+def run_clock(steps, graph, seconds, out_seconds, in_seconds, begins, ends):
+    """Fill `begins` and `ends` of each step of a valid schedule; returns when all has ended.
+
+    `seconds` has the time of each operator, `out_seconds` and `in_seconds` those of moving each value. `clock` has the
+    rules.
+    """
+    departed = np.zeros(len(out_seconds))  # when a value's copy out has ended
+    arrived = np.zeros(len(in_seconds))  # and its copy in
+    now, out_until, in_until = 0.0, 0.0, 0.0
+    for index in range(len(steps)):
+        step = steps[index]
+        if step >= 0:
+            begin = now
+            for i in range(graph.inputs_ptr[step], graph.inputs_ptr[step + 1]):
+                begin = max(begin, arrived[graph.inputs[i]])
+            for i in range(graph.outputs_ptr[step], graph.outputs_ptr[step + 1]):
+                begin = max(begin, max(arrived[graph.outputs[i]], departed[graph.outputs[i]]))
+            if step == graph.loss:
+                for value in range(len(arrived)):
+                    if graph.held[value]:
+                        begin = max(begin, arrived[value])
+            now = begin + seconds[step]
+            end = now
+        elif step <= ~FETCHES:
+            value = ~step - FETCHES
+            begin = max(max(now, in_until), departed[value])
+            end = begin + in_seconds[value]
+            in_until = arrived[value] = end
+        elif step <= ~OFFLOADS:
+            value = ~step - OFFLOADS
+            begin = max(now, out_until)
+            end = begin + out_seconds[value]
+            out_until = departed[value] = end
+        else:
+            now = max(now, max(departed[~step], arrived[~step]))
+            begin = end = now
+        begins[index] = begin
+        ends[index] = end
+    return max(now, max(out_until, in_until))
 
 
 @njit(cache=True, no_cfunc_wrapper=True)

@@ -42,7 +42,7 @@ class Matrices:
 
 def to_matrices(graph: Graph, schedule: Schedule) -> Matrices:
     """The stages of a valid schedule; `ScheduleError` says why one cannot be written as stages."""
-    simulate(graph, schedule).checked()
+    simulate(graph, schedule.without_moves()).checked()
     stages = stage_of_each_compute(graph, schedule)
     ops = schedule.ops
     _check_order_within_stages(graph, ops, stages)

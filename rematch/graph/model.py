@@ -20,6 +20,9 @@ once keep the default order among each other.
 
 `recompute_after_loss` restricts schedules to what an engine can run that leaves the forward pass to the user's own
 code: first computations of all operators follow the default order, and no operator runs again before the loss has run.
+
+A graph may have a *link* to host memory. Its schedules may then also move values out and back; `clock` says how long
+that takes. Neither the link nor times are part of the fingerprint: both belong to the machine.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rematch.errors import GraphError
+from rematch.graph.link import Link
 
 Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]
@@ -153,6 +157,7 @@ class Graph:
     order: tuple[int, ...] = ()
     name: str = ""
     recompute_after_loss: bool = False
+    link: Link | None = None  # to host memory
     arrays: GraphArrays = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -6,7 +6,11 @@ Every schedule passes through it before anyone sees it. Kernels that search (loc
 of their own for speed; tests hold them to this one.
 
 Memory while an operator runs is what is resident, what is alive (its inputs among it), all its outputs, and its
-workspace; an output that was alive already counts twice until the operator ends.
+workspace; an output that was alive already counts twice until the operator ends. A value that moves is alive from its
+fetch on and until it is freed. Memory therefore depends on the order of the steps alone, and no delay of the link can
+break a budget. Host memory is taken by `Offload` and stays taken.
+
+The time of a schedule is that of its computations, or what `clock` says where it moves values.
 """
 
 from __future__ import annotations
@@ -16,8 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from rematch.errors import ScheduleError
-from rematch.graph.model import Graph, Longs
-from rematch.graph.schedule import Schedule
+from rematch.graph.model import Floats, Graph, Longs
+from rematch.graph.schedule import Compute, Fetch, Free, Offload, Schedule, step_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +35,8 @@ class Simulation:
     peak_step: int | None  # where the peak first occurs; None if nothing was computed
     timeline_bytes: Longs  # memory during each compute step and after each free step
     counts: Longs  # how often each operator ran
+    stall_seconds: float = 0.0  # of `seconds`, in which no operator runs
+    host_bytes: int = 0  # of host memory in use at the end, the most there is
 
     @property
     def valid(self) -> bool:
@@ -50,20 +56,62 @@ def simulate(graph: Graph, schedule: Schedule) -> Simulation:
     a = graph.arrays
     timeline = np.zeros(len(schedule), dtype=np.int64)
     counts = np.zeros(len(graph.ops), dtype=np.int64)
-    alive = np.zeros(len(graph.values), dtype=np.bool_)
+    alive, hosted = np.zeros((2, len(graph.values)), dtype=np.bool_)
+    values, rules, needs = a.pick(kernels.Values), a.pick(kernels.Rules), a.pick(kernels.Bytes)
+    host_room = -1 if graph.link is None else graph.link.host_bytes
     code, step, culprit, peak, peak_step = kernels.simulate_steps(
-        schedule.steps, a.pick(kernels.Values), a.pick(kernels.Rules), a.pick(kernels.Bytes), timeline, counts, alive
+        schedule.steps, values, rules, needs, host_room, timeline, counts, alive, hosted
     )
     broken = code != kernels.OK
+    computing = seconds = float(np.dot(counts, a.seconds))
+    if graph.link is not None and hosted.any():
+        seconds = clock(graph, Schedule(schedule.steps[:step]) if broken else schedule).seconds
     return Simulation(
         error=_in_words(graph, schedule, code, step, culprit, counts) if broken else None,
         broken_step=step if broken else None,
-        seconds=float(np.dot(counts, a.seconds)),
+        seconds=seconds,
         peak_bytes=peak,
         peak_step=peak_step if peak_step >= 0 else None,
         timeline_bytes=timeline[:step] if broken else timeline,
         counts=counts,
+        stall_seconds=max(0.0, seconds - computing),
+        host_bytes=int(a.size[hosted].sum()),
     )
+
+
+@dataclass(frozen=True, eq=False)
+class Clock:
+    """When each step of a schedule begins and ends, and when all has ended."""
+
+    begins: Floats
+    ends: Floats
+    seconds: float
+
+
+def clock(graph: Graph, schedule: Schedule) -> Clock:
+    """Time a valid schedule, or the steps before its first broken one.
+
+    Operators run one after the other, and beside them one copy in each direction, in the order of the steps. A copy out
+    begins when the computations before its step have ended; a copy in also waits for the copy out of its value. An
+    operator waits for the copies of what it reads to arrive, the loss for held values too. Freeing a value, or
+    computing it anew, waits until it has left or arrived. The last copy may end after the last operator.
+    """
+    from rematch.graph import kernels
+
+    a = graph.arrays
+    begins, ends = np.zeros((2, len(schedule)))
+    out_speed, in_speed = (np.inf, np.inf) if graph.link is None else graph.link.speeds
+    values = a.pick(kernels.Values)
+    seconds = kernels.run_clock(schedule.steps, values, a.seconds, a.size / out_speed, a.size / in_speed, begins, ends)
+    return Clock(begins, ends, seconds)
+
+
+def computation_edges(graph: Graph, schedule: Schedule) -> Floats:
+    """When each computation of a valid schedule begins, and last when all has ended."""
+    if not schedule.moves:
+        return np.concatenate(([0.0], np.cumsum(graph.arrays.seconds[schedule.ops])))
+    times = clock(graph, schedule)
+    return np.append(times.begins[schedule.steps >= 0], times.seconds)
 
 
 def alive_during(graph: Graph, schedule: Schedule, step: int) -> dict[int, int]:
@@ -72,11 +120,14 @@ def alive_during(graph: Graph, schedule: Schedule, step: int) -> dict[int, int]:
     An output that was alive already counts twice until the operator ends.
     """
     alive: dict[int, int] = {}
-    for earlier in schedule.steps[:step].tolist():
-        if earlier < 0:
-            alive.pop(~earlier, None)
-        else:
-            alive.update(dict.fromkeys(graph.ops[earlier].outputs, 1))
+    for earlier in map(step_of, schedule.steps[:step].tolist()):
+        match earlier:
+            case Free(value):
+                alive.pop(value, None)
+            case Fetch(value):
+                alive[value] = 1
+            case Compute(op):
+                alive.update(dict.fromkeys(graph.ops[op].outputs, 1))
     for output in graph.ops[int(schedule.steps[step])].outputs:
         alive[output] = alive.get(output, 0) + 1
     return alive
@@ -92,8 +143,12 @@ def _in_words(graph: Graph, schedule: Schedule, code: int, step: int, culprit: i
         return f"{role} {graph.values[culprit].name!r} is not alive at the end"
     where = f"step {step} of {len(schedule)}"
     if code == kernels.UNKNOWN_STEP:
-        named = f"operator {culprit}" if culprit >= 0 else f"value {~culprit}"
+        unknown = step_of(int(schedule.steps[step]))
+        named = f"operator {unknown.op}" if isinstance(unknown, Compute) else f"value {unknown.value}"
         return f"{where}: {named} does not exist"
+    moving = step_of(int(schedule.steps[step]))
+    if isinstance(moving, Offload | Fetch):
+        return f"{where}: {_why_not_moved(graph, code, moving)}"
     if code == kernels.FREED_NOT_ALIVE:
         return f"{where}: frees {graph.values[culprit].name!r}, which is {_why_dead(graph, culprit)}"
     if code == kernels.FREED_HELD:
@@ -108,6 +163,25 @@ def _in_words(graph: Graph, schedule: Schedule, code: int, step: int, culprit: i
     if code == kernels.OUT_OF_TURN:
         return f"{running} {_out_of_turn(graph, culprit)}"
     return f"{running} {_out_of_window(graph, int(schedule.steps[step]), culprit, counts)}"
+
+
+def _why_not_moved(graph: Graph, code: int, step: Offload | Fetch) -> str:
+    from rematch.graph import kernels
+
+    name = repr(graph.values[step.value].name)
+    verb = "offloads" if isinstance(step, Offload) else "fetches"
+    if code == kernels.HOST_FULL:
+        assert graph.link is not None, "only a link leads to host memory"
+        return f"offloads {name}, which is more than is left of {graph.link.host_bytes} bytes of host memory"
+    reasons = {
+        kernels.NO_LINK: "but the graph has no link to host memory",
+        kernels.OFFLOADED_NOT_ALIVE: "which is not alive",
+        kernels.OFFLOADED_AGAIN: "which is in host memory already",
+        kernels.FETCHED_NOT_THERE: "which is not in host memory",
+        kernels.FETCHED_ALIVE: "which is on the device already",
+        kernels.FETCHED_BEFORE_LOSS: "but this graph's engine can fetch only after the loss",
+    }
+    return f"{verb} {name}, {reasons[code]}"
 
 
 def _why_dead(graph: Graph, value: int) -> str:

@@ -96,6 +96,8 @@ def with_flop_costs(graph: Graph) -> Graph:
 
     An operator that takes no time, as the loss of a module that was captured without one, takes none of these either.
     """
+    if graph.link is not None:
+        raise GraphError(f"graph {graph.name!r} has a link, whose speed is in seconds; its costs cannot be operations")
     for op in graph.ops:
         if op.flops is None and op.seconds > 0.0:
             raise GraphError(

@@ -49,6 +49,13 @@ def parse_budget(budget: str | float, baseline_peak_bytes: int) -> int:
     return int(amount)
 
 
+def parse_size(size: str | float) -> int:
+    """Return an amount of memory in whole bytes, written as a budget that is not a share."""
+    if str(size).strip().endswith("%"):
+        raise BudgetError(f'{size!r} is a share, and there is nothing to take it of; write it like "8GiB"')
+    return parse_budget(size, baseline_peak_bytes=0)
+
+
 def _text_of(budget: str | float) -> str:
     if isinstance(budget, int) and abs(budget) > _LARGEST_BYTES:
         return str(_LARGEST_BYTES + 1)  # Python does not write numbers of thousands of digits

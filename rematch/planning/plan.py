@@ -16,11 +16,11 @@ from typing import Any
 
 from rematch.errors import FormatError, ScheduleError
 from rematch.files import read_json, write_text
-from rematch.graph import Graph, Phase, Schedule, Simulation, baseline, simulate
+from rematch.graph import Fetch, Graph, Offload, Phase, Schedule, Simulation, baseline, simulate
 from rematch.graph.simulate import alive_during
 from rematch.records import from_json, show_json, to_json
 from rematch.solvers.base import BoundScope, Problem, Progress, Solution, Status
-from rematch.units import extra_pct, format_bytes, format_extra, printable
+from rematch.units import count_of, extra_pct, format_bytes, format_extra, format_seconds, printable
 
 FORMAT = "rematch-plan"
 VERSION = 1
@@ -108,6 +108,32 @@ class PeakShare:
     size_bytes: int
 
 
+@dataclass(frozen=True)
+class Moved:
+    """What a schedule moves between device and host memory."""
+
+    values: int
+    out_bytes: int
+    in_bytes: int
+    host_bytes: int
+    stall_seconds: float
+
+    @staticmethod
+    def by(graph: Graph, schedule: Schedule, seen: Simulation) -> Moved | None:
+        """What a valid schedule moves; None if it moves nothing."""
+        if not schedule.moves:
+            return None
+        out = [graph.values[step.value].size_bytes for step in schedule if isinstance(step, Offload)]
+        back = [graph.values[step.value].size_bytes for step in schedule if isinstance(step, Fetch)]
+        return Moved(len(out), sum(out), sum(back), seen.host_bytes, seen.stall_seconds)
+
+    def __str__(self) -> str:
+        return (
+            f"{format_bytes(self.out_bytes)} of {count_of(self.values, 'value')} to host memory and "
+            f"{format_bytes(self.in_bytes)} back, {format_seconds(self.stall_seconds)} of waiting"
+        )
+
+
 @dataclass(frozen=True, repr=False)
 class Plan:
     """A schedule for one graph, with what the oracle said of it when it was made.
@@ -127,6 +153,7 @@ class Plan:
     parts: tuple[PeakShare, ...] = ()  # of the peak, where the graph tells the roles of its values
     notes: tuple[str, ...] = ()  # what was assumed or mapped
     engine: str = ""  # who runs it; none for a plan of a graph alone
+    moved: Moved | None = None  # None if nothing is
     graph: Graph | None = field(default=None, init=False, compare=False)
 
     @staticmethod
@@ -152,6 +179,7 @@ class Plan:
             parts=_parts_of_peak(graph, schedule, seen),
             notes=notes,
             engine=engine,
+            moved=Moved.by(graph, schedule, seen),
         )
         return plan.drawn_from(graph)
 
@@ -260,6 +288,9 @@ class Plan:
         if not all(0 <= size <= _LARGEST_BYTES for size in (*sizes, *self.timeline_bytes)):
             raise FormatError("a number of bytes is negative or beyond 2**61")
         times = [f.seconds, f.baseline_seconds, f.solve_seconds, *(entry.extra_seconds for entry in self.recomputed)]
+        if self.moved is not None:
+            m = self.moved
+            times.append(min(m.values, m.out_bytes, m.in_bytes, m.host_bytes, m.stall_seconds))
         counts = [self.graph_ops, self.graph_values, f.computes, *(entry.extra_runs for entry in self.recomputed)]
         if min(*times, *counts) < 0:
             raise FormatError("a time or a count is negative")

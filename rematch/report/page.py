@@ -93,12 +93,14 @@ def _tiles(plan: Plan) -> str:
     share = f"{100 * f.budget_bytes / f.baseline_peak_bytes:.1f} % of " if f.baseline_peak_bytes else ""
     runs = count_of(sum(entry.extra_runs for entry in plan.recomputed), "extra run")
     bound = "proved optimal" if f.status is Status.OPTIMAL else f"bound {format_extra(f.lower_bound_pct)}"
-    rows = (
+    rows = [
         ("Budget", format_bytes(f.budget_bytes), f"{share}{format_bytes(f.baseline_peak_bytes)} without recomputation"),
         ("Peak", format_bytes(f.peak_bytes or 0), _of_the_budget(f)),
         ("Extra time", format_extra(f.overhead_pct), f"{format_seconds(f.seconds or 0.0)} a step; {bound}"),
         ("Recomputed", f"{len(plan.recomputed):,} of {plan.graph_ops:,}", f"operators, {runs}"),
-    )
+    ]
+    if plan.moved:
+        rows.append(("Moved", format_bytes(plan.moved.out_bytes), str(plan.moved)))
     return (
         '<div class="tiles">'
         + "".join(
@@ -141,7 +143,7 @@ def _views(plan: Plan, most_samples: int = MOST_SAMPLES) -> dict[str, Timeline]:
     """What the picture can show: the plan, and plain training where that is something else."""
     assert plan.graph is not None
     shown = {"plan": timeline(plan.graph, plan.schedule, most_samples)}
-    if plan.recomputed:
+    if plan.recomputed or plan.moved:
         shown["plain"] = timeline(plan.graph, baseline(plan.graph), most_samples)
     return shown
 

@@ -16,8 +16,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rematch.graph import Graph, Phase, Schedule, Simulation, baseline, simulate
+from rematch.graph import (
+    Compute,
+    Fetch,
+    Free,
+    Graph,
+    Offload,
+    Phase,
+    Schedule,
+    Simulation,
+    baseline,
+    simulate,
+)
 from rematch.graph.model import Bools, Floats, Ints, Longs
+from rematch.graph.simulate import clock, computation_edges
 from rematch.report.figure import new_figure, picture_format, save_figure
 from rematch.units import (
     BYTES_UNITS,
@@ -38,6 +50,7 @@ if TYPE_CHECKING:
 # Two blues for the work that is done anyway and one warm colour for what is added: apart in hue and in lightness, so
 # that they stay apart for colour-blind readers and in grey (colours of Okabe and Ito).
 _FORWARD, _BACKWARD, _AGAIN = "#56B4E9", "#0072B2", "#D55E00"
+_OUT, _BACK = "#009E73", "#CC79A7"
 _BEFORE, _BUDGET, _KEPT, _INK = "#9AA3AB", "#1A1A1A", "#C3CAD1", "#30363C"
 _SMALLEST_MARK_POINTS = 1.6  # thinner marks vanish when thousands of operators share the width
 _LEGEND_MARK_POINTS = 6.0
@@ -86,9 +99,11 @@ def _draw_memory(axes: Axes, graph: Graph, schedule: Schedule, seen: Simulation,
     before_edges, before_levels = _profile(graph, baseline(graph), before)
     edges, levels = _profile(graph, schedule, seen)
     _draw_profile(axes, before_levels / byte_scale, before_edges / time_scale, _BEFORE, "without recomputation")
-    if not np.array_equal(schedule.ops, baseline(graph).ops):
+    if schedule.moves or not np.array_equal(schedule.ops, baseline(graph).ops):
         _draw_profile(axes, levels / byte_scale, edges / time_scale, _BACKWARD, "this schedule")
         _mark_recomputation(axes, schedule, edges / time_scale)
+    if schedule.moves:
+        _mark_moves(axes, graph, schedule, time_scale)
     if budget_bytes is not None:
         label = f"budget {format_bytes(budget_bytes)}"
         axes.axhline(budget_bytes / byte_scale, color=_BUDGET, lw=1.2, ls=(0, (5, 3)), label=label)
@@ -113,7 +128,7 @@ def _title(graph: Graph, schedule: Schedule, seen: Simulation, before: Simulatio
     name = printable(graph.name, _NAME_LETTERS) or "graph"
     what = f"{name}: {count_of(len(graph.ops), 'operator')}, peak {format_bytes(seen.peak_bytes)}"
     extra = len(schedule.ops) - len(graph.ops)
-    if extra == 0:
+    if extra == 0 and not schedule.moves:
         return f"{what}, {format_seconds(seen.seconds)} without recomputation"
     return (
         f"{what} instead of {format_bytes(before.peak_bytes)}, {count_of(extra, 'recomputation')}, "
@@ -122,10 +137,8 @@ def _title(graph: Graph, schedule: Schedule, seen: Simulation, before: Simulatio
 
 
 def _profile(graph: Graph, schedule: Schedule, seen: Simulation) -> tuple[Floats, Floats]:
-    """When each computation starts and ends, and the memory while it runs."""
-    ends = np.cumsum(graph.arrays.seconds[schedule.ops])
-    levels = seen.timeline_bytes[schedule.steps >= 0].astype(np.float64)
-    return np.concatenate(([0.0], ends)), levels
+    """When each computation starts, when all has ended, and the memory while each runs."""
+    return computation_edges(graph, schedule), seen.timeline_bytes[schedule.steps >= 0].astype(np.float64)
 
 
 def _draw_profile(axes: Axes, levels: Floats, edges: Floats, colour: str, label: str) -> None:
@@ -140,6 +153,19 @@ def _mark_recomputation(axes: Axes, schedule: Schedule, edges: Floats) -> None:
     axes.broken_barh(
         spans, (0, 0.025), transform=axes.get_xaxis_transform(), color=_AGAIN, lw=0.4, label="computed again"
     )
+
+
+def _mark_moves(axes: Axes, graph: Graph, schedule: Schedule, time_scale: float) -> None:
+    """A strip for each direction of the link along the top, where a copy runs."""
+    times = clock(graph, schedule)
+    steps = list(schedule)
+    for kind, label, bottom, colour in ((Offload, "copied out", 0.97, _OUT), (Fetch, "copied back", 0.94, _BACK)):
+        spans = [
+            (times.begins[index] / time_scale, (times.ends[index] - times.begins[index]) / time_scale)
+            for index, step in enumerate(steps)
+            if isinstance(step, kind)
+        ]
+        axes.broken_barh(spans, (bottom, 0.025), transform=axes.get_xaxis_transform(), color=colour, lw=0, label=label)
 
 
 def first_runs(ops: Ints) -> Bools:
@@ -192,14 +218,17 @@ def kept_lines(graph: Graph, schedule: Schedule) -> list[list[tuple[float, float
             x = float(a.position[a.producer[value]])
             lines.append([(x, float(since[value])), (x, row + 0.5)])
 
-    for step in schedule.steps.tolist():
-        if step < 0:
-            end(~step)
-            del since[~step]
+    for step in schedule:
+        if isinstance(step, Free):
+            end(step.value)
+            del since[step.value]
+        if isinstance(step, Fetch):
+            since[step.value] = row
+        if not isinstance(step, Compute):
             continue
         row = len(done)
-        done.add(step)
-        for value in a.outputs_of(step).tolist():
+        done.add(step.op)
+        for value in a.outputs_of(step.op).tolist():
             if value in since:
                 end(value)
             since[value] = row

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rematch.graph import Graph, Phase, baseline, simulate
+from rematch.graph import Graph, Link, Phase, baseline, simulate
 from rematch.graph.blocks import BlockClass, repeated_blocks
 from rematch.solvers.base import Status
 from rematch.solvers.treewidth.width import quick_width
@@ -47,6 +47,7 @@ def describe_graph(graph: Graph) -> str:
         ("values", f"{len(graph.values):,}", _roles(graph)),
         ("sizes", format_bytes(int(a.size.sum())), made),
         ("time", format_seconds(graph.baseline_seconds), spent),
+        *([("link", *_link(graph.link))] if graph.link else []),
         ("peak", format_bytes(seen.peak_bytes), f"without recomputation{_peak_place(graph, seen.peak_step)}"),
     ]
     if graph.ops:
@@ -60,6 +61,11 @@ def describe_graph(graph: Graph) -> str:
         rows.append(("least", format_bytes(graph.largest_op_bytes), floor))
         rows.append(("memory", sparkline(during.tolist(), seen.peak_bytes), ""))
     return table(f"{_title(graph.name)}  (fingerprint {graph.fingerprint[:8]})", rows)
+
+
+def _link(link: Link) -> tuple[str, str]:
+    out_speed, in_speed = (format_bytes(int(speed)) for speed in link.speeds)
+    return f"{out_speed}/s", f"out, {in_speed}/s in, to {format_bytes(link.host_bytes)} of host memory"
 
 
 def _width(graph: Graph) -> tuple[str, str]:
@@ -124,6 +130,7 @@ def describe_plan(plan: Plan) -> str:
         ("peak", format_bytes(f.peak_bytes or 0), f"{_share(f.peak_bytes or 0, f.budget_bytes)} of the budget"),
         ("step", format_extra(f.overhead_pct), _times(f)),
         ("bound", format_extra(f.lower_bound_pct), _bound(f)),
+        *([("moves", format_bytes(plan.moved.out_bytes), str(plan.moved))] if plan.moved else []),
         ("by", f.solver, effort),
         *_found(plan),
         ("memory", sparkline(plan.timeline_bytes, f.baseline_peak_bytes), ""),

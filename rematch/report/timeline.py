@@ -16,8 +16,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from rematch.graph import Graph, Schedule, baseline
+from rematch.graph import Compute, Fetch, Graph, Offload, Schedule, baseline
 from rematch.graph.model import Floats, Longs
+from rematch.graph.simulate import computation_edges
 
 PARAMETERS, RESIDENTS, GRADIENTS, WORKSPACE = "parameters", "other residents", "gradients", "workspace"
 OTHER_MODULES, NO_MODULE = "other modules", "outside of submodules"
@@ -54,16 +55,15 @@ def timeline(graph: Graph, schedule: Schedule, most_samples: int = MOST_SAMPLES)
     groups = _ordered(set(names), graph)
     held = _held(graph, schedule, [groups.index(name) for name in names], len(groups))
     ops = schedule.ops
-    spent = graph.arrays.seconds[ops]
-    if not spent.sum():  # of a graph without times, each computation is one unit wide
-        spent = np.ones(len(ops))
-    edges = np.concatenate(([0.0], np.cumsum(spent)))
+    edges = computation_edges(graph, schedule)
+    if not edges[-1]:  # of a graph without times, each computation is one unit wide
+        edges = np.arange(len(ops) + 1, dtype=np.float64)
     seconds = float(edges[-1])
     again = np.ones(len(ops), dtype=np.bool_)
     again[np.unique(ops, return_index=True)[1]] = False
     totals = held.sum(axis=1)
     samples = []
-    for members in _stretches(edges[:-1] + spent / 2, seconds, most_samples):
+    for members in _stretches((edges[:-1] + edges[1:]) / 2, seconds, most_samples):
         at = members.start + int(totals[members].argmax())
         row = held[at].tolist()
         samples.append(
@@ -105,12 +105,13 @@ def _held(graph: Graph, schedule: Schedule, group_of: Sequence[int], groups: int
     rows = np.zeros((len(schedule.ops), groups), dtype=np.int64)
     alive: set[int] = set()
     row = 0
-    for step in schedule.steps.tolist():
-        if step < 0:
-            alive.discard(~step)
-            now[group_of[~step]] -= size[~step]
+    for step in schedule:
+        if not isinstance(step, Compute):
+            if not isinstance(step, Offload):
+                now[group_of[step.value]] += size[step.value] if isinstance(step, Fetch) else -size[step.value]
+                alive ^= {step.value}
             continue
-        op = graph.ops[step]
+        op = graph.ops[step.op]
         for output in op.outputs:
             now[group_of[output]] += size[output]
         rows[row] = now
