@@ -4,10 +4,11 @@
 
 Our own form is `{"format": "rematch-graph", "version": 1, "name", "values": [...], "ops": [...], "targets", "held",
 "order"}`, with `"recompute_after_loss": true` where that restricts schedules and `"link"` where values can move to
-host memory; its rows have the fields of `Value`, `Op` and `Link`, those at their default left out. The benchmark form
-is `{"nodes": [{"id", "name", "time", "memory", "backward", "workspace"}], "edges": [[source, sink]], "order", "outputs",
-"time_unit"}` with one value per node, named as the node. What a file leaves open, and how it was taken, is told
-in `Loaded.notes`.
+host memory; its rows have the fields of `Value`, `Op` and `Link`, those at their default left out.
+
+The benchmark form is `{"nodes": [{"id", "name", "time", "memory", "backward", "workspace"}], "edges": [[source,
+sink]], "order", "outputs", "time_unit"}` with one value per node, named as the node. What a file leaves open, and how
+it was taken, is told in `Loaded.notes`.
 """
 
 from __future__ import annotations
