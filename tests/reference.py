@@ -42,7 +42,7 @@ class Verdict:
 def judge(graph: Graph, schedule: Schedule) -> Verdict:
     state, broken_step, timeline = State(), None, []
     counts = [0] * len(graph.ops)
-    computes = []
+    rising = []  # steps that can be the peak
     for index, step in enumerate(schedule):
         try:
             state, memory = advance(graph, state, step)
@@ -52,10 +52,11 @@ def judge(graph: Graph, schedule: Schedule) -> Verdict:
         timeline.append(memory)
         if isinstance(step, Compute):
             counts[step.op] += 1
-            computes.append(index)
+        if isinstance(step, (Compute, Fetch)):
+            rising.append(index)
     if broken_step is None and not finished(graph, state):
         broken_step = len(schedule)
-    peak_step = max(computes, key=lambda index: timeline[index], default=None)
+    peak_step = max(rising, key=lambda index: timeline[index], default=None)
     return Verdict(
         broken_step=broken_step,
         seconds=makespan(graph, list(schedule)[:broken_step]),

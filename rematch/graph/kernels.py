@@ -92,6 +92,9 @@ def simulate_steps(steps, graph, rules, needs, host_room, timeline, counts, aliv
                     return code, index, value, peak, peak_step
                 if step <= ~FETCHES:
                     memory += size[value]
+                    if memory > peak:
+                        peak = memory
+                        peak_step = index
                 timeline[index] = memory
                 continue
             if value >= len(size):

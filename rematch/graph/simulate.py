@@ -32,7 +32,7 @@ class Simulation:
     broken_step: int | None
     seconds: float
     peak_bytes: int
-    peak_step: int | None  # where the peak first occurs; None if nothing was computed
+    peak_step: int | None  # where the peak first occurs, a computation or a fetch; None if nothing was computed
     timeline_bytes: Longs  # memory during each compute step and after each free step
     counts: Longs  # how often each operator ran
     stall_seconds: float = 0.0  # of `seconds`, in which no operator runs
@@ -115,9 +115,9 @@ def computation_edges(graph: Graph, schedule: Schedule) -> Floats:
 
 
 def alive_during(graph: Graph, schedule: Schedule, step: int) -> dict[int, int]:
-    """Values without a resident one that are in memory while the operator at `step` runs, with how many copies.
+    """Values without a resident one that are in memory during a step, with how many copies.
 
-    An output that was alive already counts twice until the operator ends.
+    An output that was alive already counts twice until the operator that makes it ends.
     """
     alive: dict[int, int] = {}
     for earlier in map(step_of, schedule.steps[:step].tolist()):
@@ -128,8 +128,12 @@ def alive_during(graph: Graph, schedule: Schedule, step: int) -> dict[int, int]:
                 alive[value] = 1
             case Compute(op):
                 alive.update(dict.fromkeys(graph.ops[op].outputs, 1))
-    for output in graph.ops[int(schedule.steps[step])].outputs:
-        alive[output] = alive.get(output, 0) + 1
+    match step_of(int(schedule.steps[step])):
+        case Fetch(value):
+            alive[value] = 1
+        case Compute(op):
+            for output in graph.ops[op].outputs:
+                alive[output] = alive.get(output, 0) + 1
     return alive
 
 

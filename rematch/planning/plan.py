@@ -16,7 +16,8 @@ from typing import Any
 
 from rematch.errors import FormatError, ScheduleError
 from rematch.files import read_json, write_text
-from rematch.graph import Fetch, Graph, Offload, Phase, Schedule, Simulation, baseline, simulate
+from rematch.graph import Compute, Fetch, Graph, Offload, Phase, Schedule, Simulation, baseline, simulate
+from rematch.graph.schedule import step_of
 from rematch.graph.simulate import alive_during
 from rematch.records import from_json, show_json, to_json
 from rematch.solvers.base import BoundScope, Problem, Progress, Solution, Status
@@ -337,12 +338,13 @@ def _parts_of_peak(graph: Graph, schedule: Schedule, seen: Simulation) -> tuple[
     if seen.peak_step is None or not any(value.role for value in graph.values):
         return ()
     alive = alive_during(graph, schedule, seen.peak_step)
-    peak_op = graph.ops[int(schedule.steps[seen.peak_step])]
+    at_peak = step_of(int(schedule.steps[seen.peak_step]))
     sizes: dict[str, int] = {}
     for index, value in enumerate(graph.values):
         copies = 1 if value.resident else alive.get(index, 0)
         if copies:
             role = value.role or _ACTIVATIONS
             sizes[role] = sizes.get(role, 0) + copies * value.size_bytes
-    sizes[_WORKSPACE] = peak_op.workspace_bytes
+    if isinstance(at_peak, Compute):
+        sizes[_WORKSPACE] = graph.ops[at_peak.op].workspace_bytes
     return tuple(PeakShare(role, size) for role, size in sizes.items() if size)
