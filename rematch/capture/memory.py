@@ -38,6 +38,12 @@ def use_expandable_segments(device: torch.device) -> None:
         _make_segments_expandable()
 
 
+def idle_bytes(device: torch.device) -> int:
+    """What CUDA's allocator has reserved and cannot give back, although no tensor lies there."""
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
 def has_expandable_segments() -> bool:
     """Whether the allocator makes its segments so."""
     return "expandable_segments:true" in _allocator_settings().lower().replace(" ", "")

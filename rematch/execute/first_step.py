@@ -1,6 +1,6 @@
-"""What only a first step shows: what the user's loss takes, and whether the outputs are held while backward runs.
+"""What only a first step shows: what the user's loss takes, whether the outputs are held, and the peak on a card.
 
-`watch_first_step(runner, route, outputs)` after the first forward of a route
+`before_first_step(route)` and, after the first forward of a route, `watch_first_step(runner, route, outputs)`
 """
 
 from __future__ import annotations
@@ -22,9 +22,17 @@ class Listener(Protocol):
 
     def outputs_held(self) -> None: ...
 
+    def peak_measured(self, peak_bytes: int) -> None: ...
+
+
+def before_first_step(route: Route) -> None:
+    """Have the allocator of a card look for the peak of this step alone."""
+    if route.step is not None and route.step.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(route.step.device)
+
 
 def watch_first_step(listener: Listener, route: Route, outputs: Any) -> None:
-    """Measure the user's loss, and see whether the user still holds the outputs when backward has ended."""
+    """Measure the user's loss and the peak, and see whether the user holds the outputs when backward has ended."""
     leaves = tensors_in(outputs)
     nodes = [leaf.grad_fn for leaf in leaves if leaf.grad_fn is not None]
     if route.step is None or not nodes:
@@ -73,3 +81,6 @@ class _FirstBackward:
         large = [output() for output in self.outputs]
         if listener is not None and any(output is not None and output.numel() > 1 for output in large):
             listener.outputs_held()
+        device = None if self.route.step is None else self.route.step.device
+        if listener is not None and device is not None and device.type == "cuda":
+            listener.peak_measured(torch.cuda.max_memory_allocated(device))

@@ -18,7 +18,7 @@ import psutil  # type: ignore[import-untyped]
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from rematch.capture.memory import has_expandable_segments
+from rematch.capture.memory import has_expandable_segments, idle_bytes
 from rematch.errors import BudgetInfeasible
 from rematch.graph import Graph, Schedule, baseline, simulate
 from rematch.graph.model import ALREADY_ALLOCATED
@@ -55,6 +55,7 @@ class Planner:
         self.settings = settings
         self.plans: list[Plan] = [] if required is None else [required]
         self.required = required  # the plan that the next training graph must be the one of
+        self.withheld_bytes = 0  # of a budget in bytes: by so much a measured peak was above it
         self.whole_bytes: int | None = None  # what a percentage is of: eager's peak on the first training graph
 
     def plan(self, graph: Graph, device: torch.device, *, engine: str, notes: tuple[str, ...] = ()) -> Plan:
@@ -80,11 +81,10 @@ class Planner:
         self, graph: Graph, device: torch.device, *, engine: str, notes: tuple[str, ...] = ()
     ) -> Plan:
         """The plan with the smallest peak that can be found, over the budget as it may be."""
-        pinned = pin(graph, self.settings.keep, self.settings.recompute)
-        schedule, peak_bytes = tightest(pinned.graph, 0)
-        schedule = pinned.schedule_of(schedule)
+        found = self._smallest(graph, 0)
+        assert found.schedule is not None
+        peak_bytes = simulate(graph, found.schedule).peak_bytes
         problem = Problem(graph, max(peak_bytes, self.budget_bytes(graph, device)))
-        found = Solution(schedule, Status.FEASIBLE, "the search for small budgets")
         return self.remember(Plan.from_solution(problem, found, notes, engine))
 
     def adopt(self, plan: Plan, graph: Graph, device: torch.device) -> bool:
@@ -143,9 +143,9 @@ class Planner:
         A process that may reserve no more than the budget can then train. Where no such solution comes up, the one
         that needs the least is taken.
         """
-        if device.type != "cuda" or self.settings.device is not None or self.settings.budget == AUTO:
+        if not self._has_allocator(device) or self.settings.budget == AUTO:
             return found
-        cap_bytes = parse_budget(self.settings.budget, self.whole_bytes or 1)
+        cap_bytes = parse_budget(self.settings.budget, self.whole_bytes or 1) - idle_bytes(device)
         expandable = has_expandable_segments()
         best, bound = found, found.lower_bound_seconds
         tight_bytes = problem.budget_bytes
@@ -162,7 +162,17 @@ class Planner:
             if needed_bytes < least_bytes:
                 least_bytes = needed_bytes
                 best = replace(tried, status=Status.FEASIBLE, lower_bound_seconds=bound)
+        if least_bytes > cap_bytes:
+            compact = self._smallest(problem.graph, int((1 - _MOST_LEFT_TO_ALLOCATOR) * cap_bytes))
+            if _needed(problem.graph, compact, expandable) < least_bytes:
+                best = replace(compact, lower_bound_seconds=bound)
         return best
+
+    def _smallest(self, graph: Graph, enough_bytes: int) -> Solution:
+        """The schedule with the smallest peak that can be found, whatever it costs; see `tightest`."""
+        pinned = pin(graph, self.settings.keep, self.settings.recompute)
+        schedule = pinned.schedule_of(tightest(pinned.graph, enough_bytes)[0])
+        return Solution(schedule, Status.FEASIBLE, "the search for small budgets")
 
     def _last_resort(self, problem: Problem, device: torch.device, failed: Solution) -> Solution:
         """Where a solver found nothing, the search for the smallest budget may have; else it has one to name."""
@@ -189,8 +199,14 @@ class Planner:
             return graph.resident_bytes + available_bytes(device, self.settings.device)
         if self.whole_bytes is None:
             self.whole_bytes = simulate(graph, baseline(graph)).peak_bytes + _SMALL_BYTES
-        asked = parse_budget(self.settings.budget, self.whole_bytes)
+        asked = parse_budget(self.settings.budget, self.whole_bytes) - self.withheld_bytes
         return max(0, int(asked * self._usable_share(device)) - _SMALL_BYTES)
+
+    def excess_bytes(self, peak_bytes: int) -> int:
+        """How far a measured peak is above the budget; 0 within it, and where the budget is what the device has."""
+        if self.settings.budget == AUTO or self.whole_bytes is None:
+            return 0
+        return max(0, peak_bytes + self.settings.reserve_bytes - parse_budget(self.settings.budget, self.whole_bytes))
 
     def budget_for(self, peak_bytes: int, device: torch.device) -> int:
         """The budget to ask for, so that tensors may take `peak_bytes`."""
@@ -198,7 +214,11 @@ class Planner:
 
     def _usable_share(self, device: torch.device) -> float:
         """Of a budget in bytes, what tensors may take."""
-        return 1 - _ALLOCATOR_SHARE if device.type == "cuda" and self.settings.device is None else 1.0
+        return 1 - _ALLOCATOR_SHARE if self._has_allocator(device) else 1.0
+
+    def _has_allocator(self, device: torch.device) -> bool:
+        """Whether CUDA's allocator, here and now, gives tensors their places."""
+        return device.type == "cuda" and self.settings.device is None
 
     def _infeasible(
         self, problem: Problem, device: torch.device, possible_bytes: int, proved: bool
@@ -206,6 +226,10 @@ class Planner:
         """The limit, what dominates it, the smallest budget that works and what to try."""
         verdict = "cannot be kept" if proved else "could not be kept in the time there was"
         works_bytes = self.budget_for(possible_bytes, device)
+        if self._has_allocator(device):
+            schedule, _ = tightest(problem.graph, possible_bytes)
+            reserved_bytes = least_cap(problem.graph, schedule, expandable=has_expandable_segments())
+            works_bytes = max(works_bytes, reserved_bytes + idle_bytes(device))
         return BudgetInfeasible(
             f"a budget of {format_bytes(problem.budget_bytes)} {verdict} by {problem.graph.name}: "
             f"the smallest that was found to work is {works_bytes} bytes ({format_bytes(works_bytes)}).\n"
@@ -222,7 +246,7 @@ class Planner:
         On CUDA the allocator tells; elsewhere it is the state of optimizers that were seen or announced.
         """
         reserve_bytes = self.settings.reserve_bytes
-        if device.type != "cuda" or self.settings.device is not None:
+        if not self._has_allocator(device):
             return reserve_bytes + state_bytes
         _load_libraries(device)
         counted = sum(value.size_bytes for value in graph.values if value.resident and value.role != ALREADY_ALLOCATED)
