@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from rematch.capture.recorded_graph import StepGraph
 from rematch.capture.structures import tensors_in
 from rematch.execute.loss_meter import LossMeter
-from rematch.execute.tape import TapePlan
+from rematch.execute.tape import Blocks, TapePlan
 from rematch.planning.plan import Plan
 from rematch.planning.settings import REPLAY
 
@@ -36,6 +36,7 @@ class Route:
     plan: Plan | None  # None where the path could not be foreseen
     step: StepGraph | None = None
     tape: TapePlan | None = None  # for the tape engine
+    blocks: Blocks | None = None  # that run as captured under it
     watched: bool = False  # its first backward has been
     meter: LossMeter | None = None  # of the user's loss, until it is measured
     paths: int = 1  # that were planned for this kind of call

@@ -33,14 +33,14 @@ from rematch.capture.recorded_graph import RecordedGraph, StepGraph, recorded_gr
 from rematch.capture.recorder import CannotRecord, Recorder
 from rematch.errors import BudgetInfeasible, CaptureError, FormatError
 from rematch.execute.dispatch_cost import dispatch_seconds
-from rematch.execute.first_step import watch_first_step
+from rematch.execute.first_step import before_first_step, watch_first_step
 from rematch.execute.loss_meter import give_up_measuring
 from rematch.execute.optimizers import StepWatch, forecast_state_bytes
 from rematch.execute.ranks import in_a_group, plan_of_rank_0
 from rematch.execute.referee import differences
 from rematch.execute.replay.engine import Replay, Retraced, is_tracing, loss_cost
 from rematch.execute.routes import Kind, Route, describe
-from rematch.execute.tape import Budget, Parting, run
+from rematch.execute.tape import Blocks, Budget, Parting, run
 from rematch.execute.tape.from_schedule import tape_plan
 from rematch.execute.tape.stored import from_data, to_data
 from rematch.graph import Graph, baseline, simulate
@@ -58,6 +58,7 @@ Loss = Callable[[Any], torch.Tensor]
 log = logging.getLogger("rematch")
 
 _MOST_PATHS = 4  # plans for one kind of call, before what its Python does counts as unpredictable
+_MOST_CORRECTIONS = 2  # of a plan whose measured peak was above the budget
 _MOST_RETRACES = 2  # of one kind of call, before it counts as one that no guard can follow
 _TAPE_HOST_COST = 3.0  # times what an empty dispatch mode costs an operator: what benchmarks/tape.py shows
 _HOST_SHARE = 0.05  # of a step that the tape may cost before replay is tried
@@ -78,6 +79,8 @@ class Runner:
         self.holds_outputs = False
         self.loss_ratios: tuple[float, float] | None = None  # workspace and retained bytes, per byte of the roots
         self.state_bytes = 0  # of optimizers
+        self.captures_blocks = True  # until one of them turns out to be another program than eager's
+        self.corrections = 0  # of the plan, by measured peaks
         self.warned = False  # that a call does not fit the budget
         self.shares_first_call = False  # whether all ranks make that call, so that rank 0 can plan it for them
         self._reset()
@@ -250,7 +253,7 @@ class Runner:
         if self.plan_cache is None or self.planner.required is not None:
             return None
         settings = {name: value for name, value in vars(self.planner.settings).items() if name not in _NO_MATTER}
-        measured = (self.holds_outputs, self.loss_ratios, self.state_bytes)
+        measured = (self.holds_outputs, self.loss_ratios, self.state_bytes, self.planner.withheld_bytes)
         solver = solver_class(str(self.planner.settings.solver)).solve
         things = (self.module, self.plain, args, kwargs, self.loss, settings, solver, measured)
         return fingerprint(*things, device=_device(self.module, args, kwargs))
@@ -397,6 +400,8 @@ class Runner:
             except Retraced:  # a guard failed: what forward reads has changed
                 route = self._after_retrace(key, route, args, kwargs)
                 return self._follow(key, route, args, kwargs)
+        if not route.watched:
+            before_first_step(route)
         replaced = self.planner.settings.checkpoints == REPLACE
         forward = without_checkpoints(self.plain) if replaced else self.plain
         if route.runs_plainly:
@@ -410,10 +415,23 @@ class Runner:
                 plan=route.tape,
                 budget=Budget(self._bytes_for_saved(route)),
                 parted=lambda parting: _call(parted, key, parting),
+                blocks=self._blocks(route),
             )
         if not route.watched:
             watch_first_step(self, route, outputs)
         return outputs
+
+    def _blocks(self, route: Route) -> Blocks | None:
+        """Blocks that run as captured, from the second step on, where following them would keep a card waiting."""
+        if route.blocks is None and self.captures_blocks and route.watched and self._keeps_card_waiting(route):
+            route.blocks = Blocks.of(self.module)
+        return route.blocks
+
+    def _keeps_card_waiting(self, route: Route) -> bool:
+        if route.tape is None or route.step is None or route.step.device.type != "cuda":
+            return False
+        host_seconds = len(route.tape.calls) * _TAPE_HOST_COST * dispatch_seconds()
+        return host_seconds > _HOST_SHARE * route.step.graph.baseline_seconds
 
     def _after_retrace(self, key: Kind, route: Route, args: Any, kwargs: Any) -> Route:
         route.stale = route.disproved = True
@@ -429,6 +447,9 @@ class Runner:
         """A call left its plan: plan its path for the next one, or give up after many."""
         route = self._routes.get(key)
         if route is None or route.tape is None:
+            return
+        if route.blocks is not None and route.blocks.misled:
+            self.captures_blocks, route.blocks = False, None
             return
         if route.name is not None and self.plan_cache is not None:
             self.plan_cache.forget(route.name)
@@ -476,6 +497,14 @@ class Runner:
         if not self.holds_outputs:
             self.holds_outputs = True
             self._plan_again("the outputs are held while backward runs")
+
+    def peak_measured(self, peak_bytes: int) -> None:
+        """A first step has ended: where it took more than the budget, plan for as much less."""
+        excess_bytes = self.planner.excess_bytes(peak_bytes)
+        if excess_bytes and self.corrections < _MOST_CORRECTIONS:
+            self.corrections += 1
+            self.planner.withheld_bytes += excess_bytes
+            self._plan_again(f"its measured peak was {format_bytes(excess_bytes)} above the budget")
 
     def optimizer_grew(self, state_bytes: int) -> None:
         """An optimizer made its state."""

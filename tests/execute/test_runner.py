@@ -232,3 +232,27 @@ def test_what_changes_in_every_call_is_left_to_the_tape(ways: list[str]) -> None
     assert ways[-1] == "tape"
     *_, last = rematch.plans_of(wrapped)
     assert "engine: tape, because what forward reads changes from call to call" in last.notes
+
+
+def test_a_measured_peak_above_the_budget_is_planned_for() -> None:
+    plain = Net()
+    model = rematch.remat(copy.deepcopy(plain), batch(), engine="tape", **REMAT)
+    first = rematch.plans_of(model)[-1].figures
+    asked_bytes = first.budget_bytes + 1024  # some of it the planner leaves to small things
+    model.forward.peak_measured(asked_bytes)
+    assert not any(route.stale for route in model.forward._routes.values())
+    excess_bytes = asked_bytes // 20
+    model.forward.peak_measured(asked_bytes + excess_bytes)
+    alike(model, plain)
+    assert rematch.plans_of(model)[-1].figures.budget_bytes == first.budget_bytes - excess_bytes
+
+
+def test_blocks_are_captured_where_a_card_would_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner.Runner, "_keeps_card_waiting", lambda self, route: route.tape is not None)
+    plain = Net(norm=False)
+    for block in plain.blocks:
+        block.drop.p = 0.0  # type: ignore[union-attr]
+    model = rematch.remat(copy.deepcopy(plain), batch(), engine="tape", **REMAT)
+    alike(model, plain, steps=4)
+    (blocks,) = (route.blocks for route in model.forward._routes.values() if route.blocks is not None)
+    assert blocks.unseen > 0

@@ -7,7 +7,7 @@ On CUDA a state is a seed and an offset, which cost nothing to read; on the CPU 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,9 +19,9 @@ class Draw:
 
     __slots__ = ("generator", "state")
 
-    def __init__(self, generator: torch.Generator) -> None:
+    def __init__(self, generator: torch.Generator, state: Any = None) -> None:
         self.generator = generator
-        self.state = _state_of(generator)
+        self.state = _state_of(generator) if state is None else state
 
     @staticmethod
     def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Draw | None:
@@ -44,6 +44,14 @@ class Draw:
             yield
         finally:
             _set_state(self.generator, now)
+
+
+def generator_of(tensors: Iterable[torch.Tensor]) -> torch.Generator | None:
+    """The generator of the card that one of the tensors is on, whose state is a seed and an offset."""
+    for tensor in tensors:
+        if tensor.is_cuda:
+            return _default_generator(tensor.device)
+    return None
 
 
 def _default_generator(device: torch.device) -> torch.Generator | None:

@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
+from rematch.execute.tape.blocks import Blocks
 from rematch.execute.tape.plan import Budget, Parting, TapePlan
 from rematch.execute.tape.tape import Tape, unpack
 from rematch.execute.tape.transforms import transforms_allowed
@@ -24,17 +26,20 @@ def run(
     plan: TapePlan | None,
     budget: Budget | None = None,
     parted: Callable[[Parting], None] | None = None,
+    blocks: Blocks | None = None,
 ) -> Any:
     """What `forward` returns; autograd keeps of it what the plan keeps, and backward recomputes the rest.
 
     Where forward leaves the plan, or from its start without one, everything that comes is kept, or dropped by the rule
-    of `eviction` to stay within the budget; `parted` is then called once, after forward.
+    of `eviction` to stay within the budget; `parted` is then called once, after forward. `blocks` are those parts of
+    the module that may run as captured, for one and the same plan.
     """
     if not can_run():
         return forward(*args, **kwargs)
     tape = Tape(plan, budget)
     try:
-        with tape, transforms_allowed(), saved_tensors_hooks(tape.pack, unpack):
+        captured = nullcontext() if blocks is None else blocks.watched_by(tape)
+        with captured, tape, transforms_allowed(), saved_tensors_hooks(tape.pack, unpack):
             returned = forward(*args, **kwargs)
     finally:
         parting = tape.finish()

@@ -79,6 +79,7 @@ class Tape(TorchDispatchMode):
         self.inside_others = torch._C._len_torch_dispatch_stack() > 0
         self.storages = Storages()
         self.read: list[int] = []  # storages of the arguments of the call that is being noted
+        self.watched_notes: list[Note] | None = None  # where somebody collects them
         self.outer = torch._C._autograd._top_saved_tensors_default_hooks(True)  # type: ignore[attr-defined]
         self.backward = Backward(plan, None)
         if plan is None:
@@ -162,6 +163,8 @@ class Tape(TorchDispatchMode):
             self._note_write(note, written)
         if self.backward.plan is not None:
             self.backward.expect(note)
+        if self.watched_notes is not None:
+            self.watched_notes.append(note)
         return returned
 
     def _run_opaque(self, operator: Operator, args: Any, kwargs: Any) -> Any:
@@ -218,7 +221,12 @@ class Tape(TorchDispatchMode):
         return note, written
 
     def _ref(self, tensor: Tensor) -> Ref:
-        """An argument as notes refer to it: by its content, which is held unless it is dropped."""
+        """An argument as notes refer to it."""
+        content = self.content_of(tensor)
+        return Ref(content, None if content.held is tensor else layout_of(tensor), tensor.requires_grad)
+
+    def content_of(self, tensor: Tensor) -> Content:
+        """What a note that reads `tensor` refers to; it is held unless it is dropped."""
         address = storage_address(tensor)
         version = tensor._version
         self.read.append(address)
@@ -226,12 +234,12 @@ class Tape(TorchDispatchMode):
         if content is not None and content.version == version:
             if content.held is None and (content.constant or content.dropped_later or not content.dropped):
                 content.hold(self._alias(tensor), version, address)
-            return Ref(content, layout_of(tensor), tensor.requires_grad)
+            return content
         found = self.storages.unknown.get(address)
         content = None if found is None else found()
         if content is None or content.version != version:
             content = self._unknown(tensor, version, address)
-        return Ref(content, None if content.held is tensor else layout_of(tensor), tensor.requires_grad)
+        return content
 
     def _unknown(self, tensor: Tensor, version: int, address: int) -> Content:
         """The content of a storage that no noted call wrote."""
@@ -321,7 +329,7 @@ class Tape(TorchDispatchMode):
                 and not content.constant
                 and not self.keeps_everything
             ):
-                return self._handle(tensor, content, version)
+                return self.handle(tensor, content, version)
         if self.outer is not None:
             pack, unpack = self.outer
             with not_forward():
@@ -332,7 +340,8 @@ class Tape(TorchDispatchMode):
             return _alias(tensor), version
         return self._keep(tensor, plain=kind is Tensor)
 
-    def _handle(self, tensor: Tensor, content: Content, version: int) -> Handle:
+    def handle(self, tensor: Tensor, content: Content, version: int) -> Handle:
+        """What autograd keeps of a tensor that shows a dropped content."""
         saved = None if content.saved is None else content.saved()
         if saved is None:
             saved = Saved(content, _alias(tensor), version)
