@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 import sys
 from collections.abc import Iterator
@@ -27,10 +26,11 @@ def stood_in_for(module: nn.Module, stand_ins: dict[int, torch.Tensor]) -> Itera
     """
     kept = [(part, dict(part.__dict__)) for part in module.modules()]
     contents = {
-        id(value): (value, copy.copy(value))
+        id(value): (value, kind(value))
         for _, attributes in kept
         for value in attributes.values()
-        if isinstance(value, _CONTAINERS)
+        for kind in _CONTAINERS
+        if isinstance(value, kind)
     }
     try:
         for part, attributes in kept:
@@ -57,11 +57,21 @@ def _replaced(value: Any, stand_ins: dict[int, torch.Tensor]) -> Any:
 
 
 def _restore(value: Any, content: Any) -> None:
+    """Give a container its entries back, unless it has them: some refuse to be written to."""
+    if _entries(value) == _entries(content):
+        return
     if isinstance(value, list):
         value[:] = content
     else:
         value.clear()
         value.update(content)
+
+
+def _entries(container: Any) -> Any:
+    """What two containers have in common if they hold the same objects, in the same order where they have one."""
+    if isinstance(container, dict):
+        return [(id(key), id(value)) for key, value in container.items()]
+    return [id(entry) for entry in container] if isinstance(container, list) else {id(entry) for entry in container}
 
 
 @contextmanager

@@ -44,6 +44,7 @@ _INTERRUPTED_NOTE = "plan: the best when a signal ended the search; another sear
 _EVERYTHING_KEPT = "everything kept"
 _MOST_PLACINGS = 3  # searches for a schedule that CUDA's allocator has places for
 _MOST_LEFT_TO_ALLOCATOR = 0.15  # of a budget, for memory that is free in pieces too small to use
+_MOST_FOR_PLACES = 0.05  # of a step: what a schedule may cost more only because the allocator has places for it
 _GROWN = 1.02  # times the budget that a plan was made for: with more, a faster one may be there
 _TIGHTEST: dict[str, Schedule] = {}  # by the fingerprint of the graph; see `budget_range`
 
@@ -148,23 +149,27 @@ class Planner:
         cap_bytes = parse_budget(self.settings.budget, self.whole_bytes or 1) - idle_bytes(device)
         expandable = has_expandable_segments()
         best, bound = found, found.lower_bound_seconds
-        tight_bytes = problem.budget_bytes
-        least_bytes = needed_bytes = _needed(problem.graph, found, expandable)
+        least_bytes = _needed(problem.graph, found, expandable)
+        feasible_bytes, tight_bytes = problem.budget_bytes, problem.budget_bytes - max(0, least_bytes - cap_bytes)
         for _ in range(_MOST_PLACINGS):
-            tight_bytes -= max(0, needed_bytes - cap_bytes)
             if least_bytes <= cap_bytes or tight_bytes < (1 - _MOST_LEFT_TO_ALLOCATOR) * problem.budget_bytes:
                 break
             try:
                 tried = self._searched(Problem(problem.graph, tight_bytes), device)
             except BudgetInfeasible:
-                break
+                tight_bytes = (feasible_bytes + tight_bytes) // 2
+                continue
             needed_bytes = _needed(problem.graph, tried, expandable)
             if needed_bytes < least_bytes:
                 least_bytes = needed_bytes
                 best = replace(tried, status=Status.FEASIBLE, lower_bound_seconds=bound)
+            feasible_bytes = tight_bytes
+            tight_bytes -= max(0, needed_bytes - cap_bytes)
         if least_bytes > cap_bytes:
             compact = self._smallest(problem.graph, int((1 - _MOST_LEFT_TO_ALLOCATOR) * cap_bytes))
-            if _needed(problem.graph, compact, expandable) < least_bytes:
+            worth_seconds = _MOST_FOR_PLACES * problem.graph.baseline_seconds
+            more_seconds = _seconds(problem.graph, compact) - _seconds(problem.graph, best)
+            if more_seconds <= worth_seconds and _needed(problem.graph, compact, expandable) < least_bytes:
                 best = replace(compact, lower_bound_seconds=bound)
         return best
 
@@ -251,6 +256,11 @@ class Planner:
         _load_libraries(device)
         counted = sum(value.size_bytes for value in graph.values if value.resident and value.role != ALREADY_ALLOCATED)
         return reserve_bytes + max(state_bytes, torch.cuda.memory_allocated(device) - counted)
+
+
+def _seconds(graph: Graph, found: Solution) -> float:
+    assert found.schedule is not None
+    return simulate(graph, found.schedule).seconds
 
 
 def _needed(graph: Graph, found: Solution, expandable: bool) -> int:

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._dynamo.exc import TorchDynamoException
+from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from torch._ops import HigherOrderOperator
 from torch.autograd.graph import saved_tensors_hooks
 from torch.fx import GraphModule
@@ -108,7 +108,7 @@ class _Block:
             # Dynamo does not look at what a mode sees, and it warns of what it does itself when it captures.
             with _pop_mode_temporarily(), nullcontext() if self.unseen else _without_warnings():
                 return capture.call(self, args, kwargs)
-        except TorchDynamoException as refusal:
+        except (TorchDynamoException, FailOnRecompileLimitHit) as refusal:
             if tape.position != position:
                 raise
             log.info("%s is followed operator by operator: %s", type(self.module).__name__, _first_line(refusal))

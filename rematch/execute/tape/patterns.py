@@ -23,6 +23,7 @@ from rematch.execute.tape.operators import Operator
 from rematch.execute.tape.plan import TapePlan
 from rematch.execute.tape.tape import Tape, unpack
 
+_SMALL_BYTES = 2**16  # what is computed again rather than fetched from the inside of an operator
 _BY_TAPE, _KEPT, _LEAF = -1, -2, -3  # what becomes of a saved tensor whose content the block does not drop
 
 
@@ -99,13 +100,14 @@ class _Learner:
 
     def pattern(self) -> Pattern:
         watch = self.watch
-        for note in watch.notes:
+        needed = self._needed_notes()
+        for note in needed:
             for _, found in note.outputs:
                 content = found()
                 if content is not None:  # what nobody needs, nobody needs next time
                     self._number(content)
         made = len(self.contents)
-        notes = [self._note(note) for note in watch.notes]
+        notes = [self._note(note) for note in needed]
         held_when_packed: dict[int, list[int]] = {}
         held_at_end: list[tuple[int, int]] = []
         for number, content in enumerate(self.contents):
@@ -114,8 +116,10 @@ class _Learner:
             saved_at = self._saved_at(content)
             if saved_at is not None:
                 held_when_packed.setdefault(saved_at, []).append(number)
-            else:
-                held_at_end.append((self._returned_at(content), number))
+                continue
+            returned_at = self._returned_at(content)
+            if returned_at is not None:
+                held_at_end.append((returned_at, number))
         assert watch.tape.plan is not None
         return Pattern(
             plan=watch.tape.plan,
@@ -132,6 +136,28 @@ class _Learner:
             held_at_end=held_at_end,
             returned=self._returned(),
         )
+
+    def _needed_notes(self) -> list[Note]:
+        """Notes of the calls that the plan names, and of those inside operators whose small results they read."""
+        plan = self.watch.tape.plan
+        assert plan is not None
+        needed = {note.position: note for note in self.watch.notes if note.position in plan.noted}
+        inside = {id(note): note for note in self.watch.notes}
+        pending = list(needed.values())
+        while pending:
+            for content in pending.pop().reads():
+                note = inside.get(id(content.note))
+                if content.held is None or note is None or self._is_at_hand(content):
+                    continue
+                if content.held.untyped_storage().nbytes() > _SMALL_BYTES:
+                    raise NoPattern("it reads what only the inside of an operator has")
+                if note.position not in needed:
+                    needed[note.position] = note
+                    pending.append(note)
+        return [needed[position] for position in sorted(needed)]
+
+    def _is_at_hand(self, content: Content) -> bool:
+        return self._saved_at(content) is not None or self._returned_at(content) is not None
 
     def _number(self, content: Content) -> int:
         """Of a content that the block makes."""
@@ -192,8 +218,8 @@ class _Learner:
         assert content.held is not None
         return self.packs.get((storage_address(content.held), content.held_version))
 
-    def _returned_at(self, content: Content) -> int:
-        """The place among what the program returns, if need be in addition to what the block does."""
+    def _returned_at(self, content: Content) -> int | None:
+        """The place among what the program returns, if need be in addition to what the block does; or nowhere."""
         assert content.held is not None
         address = storage_address(content.held)
         for place, output in enumerate(self.outputs):
@@ -201,7 +227,7 @@ class _Learner:
                 return place
         node = self.watch.nodes.get(address)
         if node is None or node.op == "placeholder":
-            raise NoPattern("it reads what only the inside of an operator has")
+            return None
         if node not in self.nodes:
             self.nodes.append(node)
         return len(self.outputs) + self.nodes.index(node)

@@ -79,7 +79,7 @@ class Tape(TorchDispatchMode):
         self.inside_others = torch._C._len_torch_dispatch_stack() > 0
         self.storages = Storages()
         self.read: list[int] = []  # storages of the arguments of the call that is being noted
-        self.watched_notes: list[Note] | None = None  # where somebody collects them
+        self.watched_notes: list[Note] | None = None  # where somebody collects them, of all calls
         self.outer = torch._C._autograd._top_saved_tensors_default_hooks(True)  # type: ignore[attr-defined]
         self.backward = Backward(plan, None)
         if plan is None:
@@ -100,6 +100,8 @@ class Tape(TorchDispatchMode):
                 self.position = position + 1
                 operator = step.operator
                 if operator is None:
+                    if self.watched_notes is not None:
+                        return self._run_watched(operator_of(func), args, kwargs or {}, position)
                     return step.run(*args, **kwargs) if kwargs else step.run(*args)
                 if not step.noted:
                     returned = self._run_opaque(operator, args, kwargs or {})
@@ -161,11 +163,17 @@ class Tape(TorchDispatchMode):
             self._note_results(note, operator, returned)
         else:
             self._note_write(note, written)
-        if self.backward.plan is not None:
-            self.backward.expect(note)
         if self.watched_notes is not None:
             self.watched_notes.append(note)
+        if self.backward.plan is not None and (self.plan is None or position in self.plan.noted):
+            self.backward.expect(note)
         return returned
+
+    def _run_watched(self, operator: Operator, args: Any, kwargs: Any, position: int) -> Any:
+        """Run a call that the plan does not name, for somebody who wants a note of it all the same."""
+        if operator.repeats:
+            return self._run_noted(operator, args, kwargs, position)
+        return self._run_opaque(operator, args, kwargs)
 
     def _run_opaque(self, operator: Operator, args: Any, kwargs: Any) -> Any:
         if operator.writes:

@@ -48,6 +48,12 @@ class Stack(nn.Module):
         return x
 
 
+class Casting(Stack):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(x)
+
+
 class Other(nn.Module):
     """A layer of the user's own, for what is not to be captured."""
 
@@ -108,6 +114,13 @@ def test_blocks_run_unseen_with_the_same_bits(policy: Policy) -> None:
     assert gradients.blocks.unseen == 3 * 3  # the first step is followed
     assert not gradients.partings
     assert all("forward" not in module.__dict__ for module in gradients.module.modules())
+
+
+@pytest.mark.parametrize("policy", [drop_all, drop_some(4), drop_some(5)])
+def test_casts_inside_operators_are_made_again(policy: Policy) -> None:
+    gradients = Gradients(Casting(), policy)
+    gradients.assert_equal(3)
+    assert gradients.blocks.unseen == 2 * 3
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # Dynamo's own, when it captures again
