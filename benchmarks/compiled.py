@@ -37,7 +37,7 @@ from typing import Any
 import torch
 import torch._dynamo
 import torch._functorch.config
-from gpu import DEVICE, Setting, block_checkpoints, conditions, flowing_ms, settings
+from gpu import DEVICE, Setting, checkpointed, conditions, flowing_ms, settings, wrapped
 from torch import nn
 
 from rematch.execute.compiled.backend import backends, rematch_backend
@@ -200,7 +200,7 @@ def one_point(setting: Setting, arguments: argparse.Namespace) -> Row:
     if point == EAGER:
         return measured(setting, EAGER, model, sample, rounds, 3, point=point)
     if point == "block":
-        with block_checkpoints(setting.blocks(model)):
+        with wrapped(setting.blocks(model), checkpointed):
             return measured(setting, BLOCKS, compile_plainly(model), sample, rounds, 3, point=point)
     if arguments.budget is None:
         with torch._functorch.config.patch(activation_memory_budget=float(point)):
