@@ -2,8 +2,9 @@
 
     python benchmarks/compiled.py [--only REGEX] [--seconds 900] [--jobs 4] [--points POINT,...] [--tiny]
 
-Models as in gpu.py. Peers are torch.compile with `activation_memory_budget` at 1.0, 0.7, 0.5, 0.3 and 0.0, and
-`torch.utils.checkpoint` around every block under torch.compile. rematch gets a peer's peak as its budget ("at 0.5", "at
+The four models of gpu.py, and those of gpu_more.py with a few points (`--more-points`), which come last. Peers are
+torch.compile with `activation_memory_budget` at 1.0, 0.7, 0.5, 0.3 and 0.0, and `torch.utils.checkpoint` around every
+block under torch.compile. rematch gets a peer's peak as its budget ("at 0.5", "at
 block"), or a part of the lowest of them ("low*0.85"). Points are taken in the order of `--points`, for all models each,
 for a run that is cut short should have the most telling ones.
 
@@ -11,7 +12,8 @@ Each point is a process of its own with a time limit, so a crash or a hang costs
 one measures (steps, or the costs that rematch plans with), the others are stopped. rematch's first steps measure and
 correct its plan; they belong to `compile_seconds`, as the first steps of the others do. Then steps are timed one by
 one, and in a row without waiting (`flowing`). `loss` and `gradient_norm` are of one step from the same random state:
-alike for all who draw inductor's random numbers. On CUDA, `kernels` are milliseconds, by name.
+alike for all who draw inductor's random numbers. On CUDA, `kernels` are milliseconds, by name, and rematch's rows say
+how many percent above the budget the process must be allowed to reserve to train (`least_cap_pct`).
 
 Rows are kept as JSON as they come, and a run that was stopped goes on where it was; rows that failed are tried again.
 """
@@ -38,6 +40,8 @@ import torch
 import torch._dynamo
 import torch._functorch.config
 from gpu import DEVICE, Setting, checkpointed, conditions, flowing_ms, settings, wrapped
+from gpu_caps import least_cap
+from gpu_more import more_settings
 from torch import nn
 
 from rematch.execute.compiled.backend import backends, rematch_backend
@@ -48,6 +52,9 @@ from rematch.trial import Trial
 
 EAGER, TORCH, BLOCKS, OURS = "eager", "torch.compile", "block checkpoint, compiled", "rematch"
 POINTS = "1.0,0.5,at 0.5,0.0,block,low*0.85,at block,low*0.7,at 1.0*0.9,0.7,0.3,at 0.7,at 0.3,at 0.0,eager"
+MORE_POINTS = "1.0,0.5,at 0.5"
+_ABOVE = [0.0, 1.0, 2.0, 4.0, 8.0]  # caps that are tried, in percent above the budget
+_CAPPED_STEPS = 10
 _FIRST_STEPS = 9  # in which rematch compiles at most three times, and measures
 _CLOSE = 0.01  # peaks of peers that differ by less are one point
 _LISTED_KERNELS = 30
@@ -76,9 +83,14 @@ class Row:
     gradient_norm: float = 0.0
     kernel_ms: float = 0.0
     kernels: dict[str, float] = field(default_factory=dict)
+    least_cap_pct: float | None = None  # above the budget, with which the process trains; None if none that was tried
     recomputed: dict[str, int] = field(default_factory=dict)  # rematch's plans: operators, and how often each kind
     history: tuple[str, ...] = ()  # rematch's compilations: what was predicted and measured
     notes: tuple[str, ...] = ()
+
+
+def all_settings(tiny: bool) -> list[Setting]:
+    return [*settings(tiny), *more_settings(tiny)]
 
 
 # One point, in a process of its own
@@ -164,6 +176,10 @@ def ours(setting: Setting, model: nn.Module, sample: Any, budget: int, arguments
     compiled: Any = torch.compile(model, backend=rematch_backend, options=options, dynamic=False)
     known = {"point": arguments.point, "budget_mib": budget / 2**20}
     row = measured(setting, OURS, compiled, sample, arguments.rounds, _FIRST_STEPS, **known)
+    cap_pct = None
+    if DEVICE.type == "cuda":
+        with alone():
+            cap_pct = least_cap(Trial(compiled, setting.loss, setting.context), sample, budget, _ABOVE, _CAPPED_STEPS)
     graphs = [graph for backend in backends.values() for graph in backend.alive()]
     plans = [plan for backend in backends.values() for plan in backend.planner.plans]
     if not plans:
@@ -180,6 +196,7 @@ def ours(setting: Setting, model: nn.Module, sample: Any, budget: int, arguments
             **asdict(row),
             "compilations": max((graph.compilations for graph in graphs), default=1),
             "graphs": len(graphs),
+            "least_cap_pct": cap_pct,
             "predicted_mib": max((plan.figures.peak_bytes or 0) / 2**20 for plan in plans),
             "predicted_pct": 100 * (seconds / baseline - 1) if baseline else None,
             "recomputed": dict(sorted(again.items(), key=lambda item: -item[1])),
@@ -212,7 +229,7 @@ def work(arguments: argparse.Namespace) -> None:
     """Print the row of one point."""
     torch.set_float32_matmul_precision("high")  # tf32 where nothing is cast
     torch.backends.cudnn.allow_tf32 = True
-    (setting,) = [setting for setting in settings(arguments.tiny) if setting.name == arguments.model]
+    (setting,) = [setting for setting in all_settings(arguments.tiny) if setting.name == arguments.model]
     row = one_point(setting, arguments)
     print(_ROW + json.dumps(asdict(row)), flush=True)
 
@@ -246,9 +263,14 @@ class Bench:
             kept = [Row(**row) for row in json.loads(self.path.read_text(encoding="utf-8"))["rows"]]
             forgotten = [row for row in kept if arguments.forget and re.search(arguments.forget, row.method)]
             self.rows = [row for row in kept if row.failure is None and row not in forgotten]
-        names = [setting.name for setting in settings(arguments.tiny)]
-        self.models = [name for name in names if re.search(arguments.only, name)]
-        self.points = arguments.points.split(",")
+        main = [setting.name for setting in settings(arguments.tiny)]
+        more = [setting.name for setting in more_settings(arguments.tiny)]
+        self.points = {
+            **{name: arguments.points.split(",") for name in main if re.search(arguments.only, name)},
+            **{name: arguments.more_points.split(",") for name in more if re.search(arguments.only, name)},
+        }
+        wanted = [(point, name) for names in (main, more) for point in self._order(names) for name in names]
+        self.wanted = [(point, name) for point, name in wanted if point in self.points.get(name, ())]
         self.taken: set[tuple[str, str]] = {(row.model, row.point) for row in self.rows}
         self.running: dict[subprocess.Popen[str], Task] = {}
         self.changed = threading.Condition()  # guards all of this
@@ -278,11 +300,13 @@ class Bench:
                 print(line(row), flush=True)
                 self.changed.notify_all()
 
+    def _order(self, names: list[str]) -> list[str]:
+        return list(dict.fromkeys(point for name in names for point in self.points.get(name, ())))
+
     def _next(self) -> Task | None:
-        for point in self.points:
-            for model in self.models:
-                if (model, point) not in self.taken and (task := self._task(model, point)) is not None:
-                    return task
+        for point, model in self.wanted:
+            if (model, point) not in self.taken and (task := self._task(model, point)) is not None:
+                return task
         return None
 
     def _task(self, model: str, point: str) -> Task | None:
@@ -292,7 +316,7 @@ class Bench:
         peaks = {row.point: row.peak_mib for row in of_model if row.method in (TORCH, BLOCKS)}
         name, _, share = point.removeprefix("at ").partition("*")
         if name == "low":
-            waits_for = {"0.5", "0.0", "block"} & set(self.points)
+            waits_for = {"0.5", "0.0", "block"} & set(self.points[model])
             if not peaks or any((model, peer) not in self.taken for peer in waits_for):
                 return None
             if any(task.model == model and task.budget is None for task in self.running.values()):
@@ -407,7 +431,8 @@ def line(row: Row) -> str:
         f"{row.model:40} {row.method:26} {row.point:14} {row.step_ms:8.1f} ms (flowing {row.flowing_ms:8.1f}, "
         f"kernels {row.kernel_ms:8.1f}) @ {row.peak_mib:7.0f} MiB  budget {shown(row.budget_mib, '7.0f'):>7} predicted "
         f"{shown(row.predicted_mib, '7.0f'):>7} {shown(row.predicted_pct, '+.1f'):>6} %  {row.graphs} graphs "
-        f"compiled {row.compilations}x in {row.compile_seconds:.0f} s  loss {row.loss:.5f} |g| {row.gradient_norm:.5g}"
+        f"compiled {row.compilations}x in {row.compile_seconds:.0f} s  loss {row.loss:.5f} |g| {row.gradient_norm:.5g} "
+        f"cap {shown(row.least_cap_pct, '+.0f')} %"
     )
 
 
@@ -427,6 +452,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="small models, for any machine")
     parser.add_argument("--only", default="", help="regular expression on the model's name")
     parser.add_argument("--points", default=POINTS)
+    parser.add_argument("--more-points", default=MORE_POINTS, help="of the models of gpu_more.py")
     parser.add_argument("--limit", type=float, default=10.0, help="seconds to solve for each budget")
     parser.add_argument("--rounds", type=int, default=10, help="steps to time")
     parser.add_argument("--seconds", type=float, default=3600.0, help="for the whole run; points that run are ended")

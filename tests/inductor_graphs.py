@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 import torch
+import torch._inductor.compile_fx
 import torch._inductor.config
 from functorch.compile import make_boxed_func
 from torch import nn
@@ -21,6 +23,8 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.virtualized import V
 from torch.fx import GraphModule
+
+import rematch.planning.compiled
 
 Halves = tuple[GraphModule, GraphModule]
 
@@ -65,6 +69,16 @@ def compile_eagerly(
     with torch._inductor.config.patch(config_patches):
         run: Callable[..., Any] = _backend()(module, example_inputs)
     return run
+
+
+def use_eager_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have graphs run by eager kernels, and planned without what inductor would make of them."""
+
+    def not_inductors(*_: Any, **__: Any) -> None:
+        raise NotImplementedError("eager kernels run the graph")
+
+    monkeypatch.setattr(torch._inductor.compile_fx, "compile_fx", compile_eagerly)
+    monkeypatch.setattr(rematch.planning.compiled, "lower_step", not_inductors)
 
 
 def compiled_eagerly(module: nn.Module, *, dynamic: bool = False) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -1,23 +1,30 @@
 """Plans for a graph that inductor compiles: costs, what lies around the graph, and a budget that measuring corrects.
 
-`GraphPlanner(planner).decide(joint, own, forward_outputs=1, static=frozenset())`
+`GraphPlanner(planner).decide(joint, own, split, forward_outputs=1, static=frozenset())`
+
+A plan is made for the buffers that `read_fused` expects. Inductor then lowers and schedules both halves, which says
+what they really take. Where that is more than the budget, or much less, the difference goes into another plan, before
+anything is compiled. What measuring finds beyond it corrects the next compilation.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
 from torch.fx import GraphModule
 
+from rematch.capture.inductor.lowered import Kernel, lower_step
 from rematch.capture.inductor.peak import StepPeaks, predicted_peaks
-from rematch.capture.inductor.read import FusedCapture, read_fused
+from rematch.capture.inductor.read import COPIES, FusedCapture, read_fused
 from rematch.capture.joint.read import LossCost, graph_with_outside
 from rematch.capture.joint.traced import device_of
 from rematch.capture.memory import allocated_bytes
 from rematch.errors import BudgetInfeasible, ScheduleError
-from rematch.graph import Graph, baseline, simulate
+from rematch.graph import Graph, Schedule, baseline, simulate
 from rematch.graph.model import ALREADY_ALLOCATED
 from rematch.planning.budget import parse_budget
 from rematch.planning.joint import profiling
@@ -30,7 +37,13 @@ from rematch.units import format_bytes
 
 MOST_SECONDS = 10.0  # to solve for one graph: whoever compiles waits already
 _NEAR = 2.0  # times the budget: a plan that is predicted to take no more is tried and measured
+_SHARES = (0.5, 0.25, 0.25)  # of the time to solve, for the first plan and those that follow what inductor makes of it
+_SLACK = 0.02  # of the budget: with more than this left over, another plan could be faster
+_UNSURE = 0.25  # of the budget: predictions of torch's own partition that are as close are checked
 OWN = "torch.compile's own partition"
+Halves = tuple[GraphModule, GraphModule]
+Cut = Callable[[FusedCapture, Schedule], Halves]
+log = logging.getLogger("rematch")
 
 
 @dataclass(frozen=True)
@@ -41,7 +54,36 @@ class Decision:
     by_torch: bool  # torch's own partition keeps the budget as it is
     predicted_bytes: int
     capture: FusedCapture | None = None  # None for one that another process made
-    own_peaks: StepPeaks | None = None  # of torch's own partition
+    peaks: StepPeaks | None = None  # None if only the plan's own prediction is there
+    halves: Halves | None = None
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A graph to be cut, as inductor's buffers, and what the loss takes between its halves."""
+
+    capture: FusedCapture
+    cut: Cut
+    loss_bytes: int
+
+    @property
+    def device(self) -> torch.device:
+        return device_of(self.capture.joint)
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A plan, cut, and what inductor makes of it."""
+
+    plan: Plan
+    halves: Halves
+    peaks: StepPeaks | None
+    predicted_bytes: int
+
+    def rank(self, target_bytes: int) -> tuple[bool, float]:
+        """Smaller is better: what keeps the budget by its time, what does not by its memory."""
+        fits = self.predicted_bytes <= target_bytes
+        return not fits, self.plan.figures.seconds or 0.0 if fits else self.predicted_bytes
 
 
 @dataclass(frozen=True)
@@ -74,6 +116,8 @@ class GraphPlanner:
         self.lenient = False
         self.decision: Decision | None = None
         self._least_tried = False  # the plan of the smallest peak, after another one took more than was predicted
+        self._beyond_bytes = 0  # that inductor takes beyond what a plan predicts, as far as it was seen
+        self._unreadable = ""  # why inductor's layout could not be read
 
     @property
     def identity(self) -> tuple[object, ...]:
@@ -85,18 +129,18 @@ class GraphPlanner:
         return (str(s.budget), solver, options, s.pins, s.time_limit, self.state_bytes, s.reserve_bytes, required)
 
     def decide(
-        self, joint: GraphModule, own: tuple[GraphModule, GraphModule], *, forward_outputs: int, static: frozenset[int]
+        self, joint: GraphModule, own: Halves, cut: Cut, *, forward_outputs: int, static: frozenset[int]
     ) -> Decision:
-        """How to cut `joint`; `own` are the halves that torch makes of it. `BudgetInfeasible` if nothing fits."""
+        """How to `cut` a joint graph; `own` are torch's own halves of it. `BudgetInfeasible` if nothing fits."""
         capture = self._read(joint, forward_outputs, static)
         between_bytes = self.around.between_bytes
         if between_bytes is None and not capture.returns_loss:
             # The loss is not known yet. If what we assume of it does not fit, the first step will tell.
             with suppress(BudgetInfeasible):
-                return self._decide(capture, own, int(ASSUMED_LOSS * capture.tangent_bytes))
-        return self._decide(capture, own, between_bytes or 0)
+                return self._decide(capture, own, cut, int(ASSUMED_LOSS * capture.tangent_bytes))
+        return self._decide(capture, own, cut, between_bytes or 0)
 
-    def _decide(self, capture: FusedCapture, own: tuple[GraphModule, GraphModule], between_bytes: int) -> Decision:
+    def _decide(self, capture: FusedCapture, own: Halves, cut: Cut, between_bytes: int) -> Decision:
         device = device_of(capture.joint)
         planner = Planner(self.settings)
         loss = _loss_cost(capture, between_bytes)
@@ -107,19 +151,61 @@ class GraphPlanner:
         if self.asked_bytes is None:
             auto = self.settings.budget == "auto"
             self.asked_bytes = usable_bytes if auto else parse_budget(self.settings.budget, planner.whole_bytes or 0)
-        returned = capture.found.forward_outputs
-        peaks = predicted_peaks(*own, returned=returned, resident_bytes=graph.resident_bytes)
-        own_bytes = peaks.peak_bytes(loss.workspace_bytes + loss.retained_bytes)
+        target_bytes = usable_bytes - self.around.correction_bytes
+        loss_bytes = loss.workspace_bytes + loss.retained_bytes
+        job = _Job(capture, cut, loss_bytes)
+        peaks = self._own_peaks(capture, own, target_bytes, loss_bytes)
+        own_bytes = peaks.peak_bytes(loss_bytes)
         required, self.planner.required = self.planner.required, None
-        plan = self._followed(required, graph) if required else None
-        if plan is None and own_bytes > usable_bytes - self.around.correction_bytes:
-            plan = self._solved(capture, device, own_bytes)
-        if plan is None:
-            decision = Decision(self._own_plan(capture, usable_bytes), True, own_bytes, capture, peaks)
+        found: _Candidate | None = None
+        if required is not None:
+            found = self._tried(job, self._followed(required, graph))
+        elif own_bytes > target_bytes:
+            found = self._solved(job, own_bytes, target_bytes)
+        if found is None:
+            decision = Decision(self._own_plan(capture, usable_bytes), True, own_bytes, capture, peaks, own)
         else:
-            decision = Decision(plan, False, plan.figures.peak_bytes or 0, capture)
-        self.adopt(decision, self.asked_bytes)
+            decision = Decision(found.plan, False, found.predicted_bytes, capture, found.peaks, found.halves)
+        self.adopt(replace(decision, halves=None), self.asked_bytes)
         return decision
+
+    def _own_peaks(self, capture: FusedCapture, own: Halves, target_bytes: int, loss_bytes: int) -> StepPeaks:
+        """What torch's own partition takes, as exactly as it matters."""
+        returned = capture.found.forward_outputs
+        peaks = predicted_peaks(*own, returned=returned, resident_bytes=capture.graph.resident_bytes)
+        sure = abs(peaks.peak_bytes(loss_bytes) - target_bytes) > _UNSURE * target_bytes
+        return peaks if sure else self._lowered_peaks(capture, own) or peaks
+
+    def _lowered_peaks(self, capture: FusedCapture, halves: Halves) -> StepPeaks | None:
+        """What both halves take as inductor lays them out; None if that cannot be read."""
+        graph = capture.graph
+        if capture.symbolic or self._unreadable:
+            return None
+        workspace = {op.name: op.workspace_bytes for op in graph.ops if op.workspace_bytes}
+
+        def workspace_of(kernel: Kernel) -> int:
+            return max((workspace.get(node, 0) for node in kernel.nodes), default=0) if kernel.library else 0
+
+        copies_bytes = sum(value.size_bytes for value in graph.values if value.name == COPIES)  # inductor's are buffers
+        try:
+            step = lower_step(*halves, returned=capture.found.forward_outputs)
+        except Exception as error:
+            # Private to inductor, and only a prediction: what is compiled will be measured.
+            self._unreadable = f"{type(error).__name__}: {error}".splitlines()[0]
+            log.info("inductor's layout of a graph cannot be read", exc_info=True)
+            return None
+        return step.peaks(resident_bytes=graph.resident_bytes - copies_bytes, workspace=workspace_of)
+
+    def _tried(self, job: _Job, plan: Plan) -> _Candidate:
+        """The plan with what inductor makes of it."""
+        halves = job.cut(job.capture, plan.schedule)
+        peaks = self._lowered_peaks(job.capture, halves)
+        planned_bytes = plan.figures.peak_bytes or 0
+        if peaks is None:
+            return _Candidate(plan, halves, None, planned_bytes)
+        predicted_bytes = peaks.peak_bytes(job.loss_bytes)
+        self._beyond_bytes = predicted_bytes - planned_bytes
+        return _Candidate(plan, halves, peaks, predicted_bytes)
 
     def adopt(self, decision: Decision, asked_bytes: int) -> None:
         """Go by `decision`, made here or by another process for the same graph and `asked_bytes`."""
@@ -129,29 +215,60 @@ class GraphPlanner:
         self.decision = decision
         self.asked_bytes = asked_bytes
 
-    def _solved(self, capture: FusedCapture, device: torch.device, own_bytes: int) -> Plan | None:
-        """A plan that keeps the budget; None if torch's own partition has to do, which takes `own_bytes`."""
+    def _solved(self, job: _Job, own_bytes: int, target_bytes: int) -> _Candidate | None:
+        """The fastest plan found that keeps the budget as inductor lays it out, or the one that comes closest.
+
+        None if torch's own partition has to do, which takes `own_bytes`.
+        """
+        best: _Candidate | None = None
+        tried: list[Plan] = []
+        for share in _SHARES:
+            plan = self._search(job, share, best is not None)
+            if plan is None or any(plan.schedule == other.schedule for other in tried):
+                break
+            tried.append(plan)
+            found = self._tried(job, plan)
+            best = found if best is None else min(best, found, key=lambda made: made.rank(target_bytes))
+            if found.peaks is None or 0 <= target_bytes - found.predicted_bytes <= _SLACK * target_bytes:
+                break
+        if best is not None and best.predicted_bytes >= own_bytes:
+            return None
+        return best
+
+    def _search(self, job: _Job, share: float, again: bool) -> Plan | None:
+        """A plan whose peak should be the budget with what inductor takes beyond it.
+
+        If there is none, the plan with the smallest peak, where measuring it may help; None if that was tried `again`.
+        """
         assert self.asked_bytes is not None
-        planner = Planner(replace(self.settings, budget=max(1, self.asked_bytes - self.around.correction_bytes)))
+        graph, device = job.capture.graph, job.device
+        budget = max(1, self.asked_bytes - self.around.correction_bytes - self._beyond_bytes)
+        limit = share * self.settings.time_limit
+        planner = Planner(replace(self.settings, budget=budget, time_limit=limit))
         if self.decision is not None and self.decision.capture is None:  # inductor has forgotten what we remember
             planner.plans.append(self.decision.plan)
-        notes = (*capture.notes, *self._notes())
+        notes = (*job.capture.notes, *self._notes())
         try:
-            return planner.plan(capture.graph, device, engine=COMPILED, notes=notes)
+            return planner.plan(graph, device, engine=COMPILED, notes=notes, placed=False)
         except BudgetInfeasible as refusal:
+            if again:
+                return planner.least_memory_plan(graph, device, engine=COMPILED, notes=notes)
             if self.lenient:
                 return None
             least_bytes = refusal.feasible_from_bytes or 0
             measured = self.around.correction_bytes != 0 or self.around.between_bytes is not None
-            # Inductor writes into memory that is no longer read, library kernels may need less workspace than in eager
-            # mode, and results other than the loss may have no gradients: measuring will tell. What was measured of
-            # one plan need not hold for a tighter one, so that one is measured too before the budget is refused.
+            # Library kernels may need less workspace than in eager mode, and results other than the loss may have no
+            # gradients: measuring will tell. What was measured of one plan need not hold for a tighter one, so that one
+            # is measured too before the budget is refused.
             near_bytes = self.asked_bytes if measured else int(_NEAR * self.asked_bytes)
-            if self._least_tried or not 0 < least_bytes <= near_bytes:
+            if not least_bytes:
+                raise
+            least = planner.least_memory_plan(graph, device, engine=COMPILED, notes=notes)
+            if self._least_tried or least_bytes > near_bytes:
+                self._tried(job, least)  # what it really takes
                 raise self._refusal(refusal) from None
             self._least_tried = measured
-            least = planner.least_memory_plan(capture.graph, device, engine=COMPILED, notes=notes)
-            return least if (least.figures.peak_bytes or 0) < own_bytes else None
+            return least
 
     def _followed(self, required: Plan, graph: Graph) -> Plan:
         try:
@@ -172,8 +289,8 @@ class GraphPlanner:
     def _predicted_bytes(self, decision: Decision, capture: FusedCapture, between_bytes: int) -> int:
         """The peak that would have been predicted, had one known what is taken outside of the graph."""
         loss = _loss_cost(capture, between_bytes)
-        if decision.own_peaks is not None:
-            return decision.own_peaks.peak_bytes(loss.workspace_bytes + loss.retained_bytes)
+        if decision.peaks is not None:
+            return decision.peaks.peak_bytes(loss.workspace_bytes + loss.retained_bytes)
         allocated = next(value.size_bytes for value in capture.graph.values if value.role == ALREADY_ALLOCATED)
         graph = graph_with_outside(capture.graph, loss, allocated)
         return simulate(graph, decision.plan.schedule).peak_bytes
@@ -198,23 +315,28 @@ class GraphPlanner:
         return Plan.from_solution(Problem(capture.graph, budget), kept, (*capture.notes, *self._notes()), COMPILED)
 
     def _notes(self) -> tuple[str, ...]:
-        if not self.around.correction_bytes:
-            return ()
-        sign = "more" if self.around.correction_bytes > 0 else "less"
-        return (
-            f"measured: {format_bytes(abs(self.around.correction_bytes))} {sign} than predicted, which the plan counts",
-        )
+        notes = []
+        if self._unreadable:
+            notes.append(f"memory: as planned, for inductor's own layout could not be read ({self._unreadable})")
+        if self.around.correction_bytes:
+            sign = "more" if self.around.correction_bytes > 0 else "less"
+            size = format_bytes(abs(self.around.correction_bytes))
+            notes.append(f"measured: {size} {sign} than predicted, which the plan counts")
+        return tuple(notes)
 
     def _refusal(self, refusal: BudgetInfeasible) -> BudgetInfeasible:
         """In terms of the user's own budget."""
-        if not self.around.correction_bytes or refusal.feasible_from_bytes is None:
+        beyond_bytes = self.around.correction_bytes + self._beyond_bytes
+        if not beyond_bytes or refusal.feasible_from_bytes is None:
             return refusal
-        works_bytes = refusal.feasible_from_bytes + self.around.correction_bytes
-        sign = "more" if self.around.correction_bytes > 0 else "less"
+        works_bytes = refusal.feasible_from_bytes + beyond_bytes
+        works = f"{works_bytes} bytes ({format_bytes(works_bytes)})"
+        why = f"the smallest that was found to work is {works}, as inductor lays its kernels out"
+        if self.around.correction_bytes:
+            taken = f"{format_bytes(abs(beyond_bytes))} {'more' if beyond_bytes > 0 else 'less'} than planned"
+            why = f"inductor was measured to take {taken}; the smallest budget that should work is {works}"
         return BudgetInfeasible(
-            f"a budget of {format_bytes(self.asked_bytes or 0)} cannot be kept: inductor was measured to take "
-            f"{format_bytes(abs(self.around.correction_bytes))} {sign} than planned; the smallest budget that should "
-            f"work is {works_bytes} bytes ({format_bytes(works_bytes)}).\n"
+            f"a budget of {format_bytes(self.asked_bytes or 0)} cannot be kept: {why}.\n"
             f"  Try budget={works_bytes}, or a smaller batch",
             feasible_from_bytes=works_bytes,
         )

@@ -59,8 +59,13 @@ class Planner:
         self.withheld_bytes = 0  # of a budget in bytes: by so much a measured peak was above it
         self.whole_bytes: int | None = None  # what a percentage is of: eager's peak on the first training graph
 
-    def plan(self, graph: Graph, device: torch.device, *, engine: str, notes: tuple[str, ...] = ()) -> Plan:
-        """The plan for a training graph; `BudgetInfeasible` if there is none."""
+    def plan(
+        self, graph: Graph, device: torch.device, *, engine: str, notes: tuple[str, ...] = (), placed: bool = True
+    ) -> Plan:
+        """The plan for a training graph; `BudgetInfeasible` if there is none.
+
+        Not `placed` if whoever runs the schedule allocates in an order of its own.
+        """
         if self.required is not None:
             self.required.check(graph)
             known, self.required = self.required, None
@@ -70,7 +75,7 @@ class Planner:
         planned = self._planned_before(problem, engine)
         if planned is None:
             found = self._without_search(problem) or self._searched(problem, device)
-            found = self._placed(problem, found, device)
+            found = self._placed(problem, found, device) if placed else found
             if found.interrupted:
                 log.warning("%s: %s", graph.name, _INTERRUPTED_NOTE)
                 notes = (*notes, _INTERRUPTED_NOTE)

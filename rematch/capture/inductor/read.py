@@ -37,6 +37,7 @@ from rematch.errors import CaptureError, RematchError
 from rematch.graph import Graph, Op, Phase, Value
 from rematch.graph.model import ALREADY_ALLOCATED, LOSS_VALUE
 
+COPIES = "copies in channels-last order"  # name of the value that stands for them
 _PROBE_BYTES = 2**26  # of the copy that is timed to know the rate
 _BYTES_PER_RANDOM_NUMBER = 16
 _LAUNCH_SECONDS = 1e-6
@@ -182,7 +183,7 @@ class _Reading:
             self.value_of[node] = storages[key]
         copied_bytes = sum(tensor_bytes(node) for node in self._reordered())
         if copied_bytes:
-            self.values.append(Value("copies in channels-last order", copied_bytes, resident=True, role="constants"))
+            self.values.append(Value(COPIES, copied_bytes, resident=True, role="constants"))
         self.values.append(Value(ALREADY_ALLOCATED, 0, resident=True, role=ALREADY_ALLOCATED))
 
     def _reordered(self) -> set[Node]:

@@ -25,6 +25,7 @@ from torch.utils import _pytree as pytree
 
 from rematch import __version__
 from rematch.capture.inductor.copies import copy_module
+from rematch.capture.memory import use_expandable_segments
 from rematch.errors import BudgetError, BudgetInfeasible
 from rematch.execute.compiled.meter import StepMeter
 from rematch.execute.compiled.notebook import Note, Notebook, graph_key
@@ -41,7 +42,7 @@ _MOST_MEASUREMENTS = 8  # of one compilation, before we stop waiting for one tha
 _MARGIN = 0.005  # of the budget, left free when a plan is corrected
 _SLACK = 0.04  # of the budget: with more than this left over, another plan could be faster
 _OURS = ("budget", "solver", "time_limit", "reserve")
-VERSION = 1  # of what we make of a graph, for inductor's caches
+VERSION = 2  # of what we make of a graph, for inductor's caches
 backends: dict[str, CompiledBackend] = {}  # those of the name, by their options
 
 
@@ -84,6 +85,8 @@ class CompiledGraph:
         self.backend = backend
         self.planner = GraphPlanner(backend.planner, backend.state_bytes)
         self.device = _device(example_inputs)
+        if not backend.inductor_options.get("triton.cudagraphs"):  # which have memory of their own
+            use_expandable_segments(self.device)
         self.holds_bytes = 0  # between forward and backward, as far as that is known
         self._module: GraphModule | None = module  # as long as it may be compiled again
         self._settled = False  # nothing is measured any more

@@ -79,16 +79,14 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
         if any(is_seed_input(node) for node in joint.graph.find_nodes(op="placeholder")):
             raise CaptureError("random numbers come from functionalized generators (functionalize_rng_ops)")
         static = frozenset(static_lifetime_input_indices or ())
-        decision = self.planner.decide(joint, own, forward_outputs=num_fwd_outputs, static=static)
-        assert decision.capture is not None
+        decision = self.planner.decide(joint, own, split, forward_outputs=num_fwd_outputs, static=static)
+        assert decision.capture is not None and decision.halves is not None
         if decision.capture.symbolic:
             _warn_once(
                 "torch.compile traced a graph with symbolic shapes: rematch plans it for the shapes it is called with "
                 "now, and larger ones take more than the budget. dynamic=False plans every shape by itself"
             )
-        if decision.by_torch:
-            return own
-        return split(decision.capture, decision.plan.schedule)
+        return decision.halves
 
 
 _warned: set[str] = set()

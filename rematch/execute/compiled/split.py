@@ -22,6 +22,7 @@ import torch
 from torch._functorch.partitioners import _extract_fwd_bwd_modules
 from torch.fx import Graph as FxGraph, GraphModule, Node
 
+from rematch.capture.inductor.copies import mark_copy
 from rematch.capture.inductor.nodes import Kind, constant_of
 from rematch.capture.inductor.read import FusedCapture
 from rematch.capture.joint.traced import is_tangent
@@ -137,6 +138,7 @@ class _Layout:
             return self._difference(node, args, product)
         made = self.graph.create_node(node.op, node.target, args, kwargs, name=node.name, type_expr=node.type)
         made.meta = dict(node.meta)
+        mark_copy(made, node)
         made.meta.pop("recompute", None)  # a mark of torch.utils.checkpoint, whose place the schedule takes
         if self.backward:
             made.meta["partitioner_tag"] = "is_backward"
@@ -162,6 +164,7 @@ class _Layout:
         made = self.graph.call_function(aten.sub.Tensor, (args[product], negative))
         negative.meta["val"] = args[1 - product].meta["val"]
         made.meta = dict(node.meta)
+        mark_copy(made, node)
         for new in (negative, made):
             new.meta["partitioner_tag"] = "is_backward"
             self.readers_in_backward.append(new)

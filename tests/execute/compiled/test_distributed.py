@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-import torch._inductor.compile_fx
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
@@ -17,7 +16,7 @@ from rematch.execute.compiled.backend import CompiledBackend
 from rematch.planning.planner import Planner
 from rematch.planning.settings import COMPILED, Settings
 from rematch.trial import Trial
-from tests.inductor_graphs import compile_eagerly
+from tests.inductor_graphs import use_eager_kernels
 from tests.modules import mean_square
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # Dynamo's own
@@ -26,7 +25,7 @@ SAMPLE = torch.randn(64, 64)
 
 @pytest.fixture(autouse=True)
 def _group(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> Iterator[None]:
-    monkeypatch.setattr(torch._inductor.compile_fx, "compile_fx", compile_eagerly)
+    use_eager_kernels(monkeypatch)
     monkeypatch.setenv("REMATCH_CACHE", str(tmp_path))
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield

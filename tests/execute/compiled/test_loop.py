@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-import torch._inductor.compile_fx
 from torch import nn
 
 import rematch
@@ -20,7 +19,7 @@ from rematch.planning.compiled import Around
 from rematch.planning.planner import Planner
 from rematch.planning.settings import COMPILED, Settings
 from rematch.trial import Trial
-from tests.inductor_graphs import compile_eagerly
+from tests.inductor_graphs import use_eager_kernels
 from tests.modules import mean_square
 
 SAMPLE = torch.randn(256, 64)
@@ -28,7 +27,7 @@ SAMPLE = torch.randn(256, 64)
 
 @pytest.fixture(autouse=True)
 def _eager_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> Iterator[None]:
-    monkeypatch.setattr(torch._inductor.compile_fx, "compile_fx", compile_eagerly)
+    use_eager_kernels(monkeypatch)
     monkeypatch.setenv("REMATCH_CACHE", str(tmp_path))
     yield
 

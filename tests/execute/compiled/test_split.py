@@ -15,13 +15,12 @@ import rematch
 from rematch.capture.inductor.peak import predicted_peaks
 from rematch.execute.compiled import partitioner as partitioner_module
 from rematch.execute.compiled.partitioner import Partitioner
-from rematch.execute.compiled.split import split
 from rematch.graph import Phase
 from rematch.planning import planner as planner_module
 from rematch.planning.compiled import Decision, GraphPlanner
 from rematch.planning.planner import Planner
 from rematch.planning.settings import Settings
-from tests.inductor_graphs import compiled_eagerly, run_partitioned
+from tests.inductor_graphs import Halves, compiled_eagerly, run_partitioned
 from tests.modules import Net, batch, mean_square
 
 
@@ -74,24 +73,26 @@ def test_symbolic_shapes_are_planned_as_they_are_now_and_run_as_they_come() -> N
         torch.testing.assert_close(ours[name], value, rtol=1e-4, atol=1e-6, msg=name)
 
 
-def test_backward_gets_what_the_schedule_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    halves: list[tuple[GraphModule, GraphModule]] = []
+class Noting(Partitioner):
+    """Keeps the halves that it returned."""
 
-    def noted(*args: Any) -> tuple[GraphModule, GraphModule]:
-        halves.append(split(*args))
-        return halves[-1]
+    def __call__(self, *args: Any, **known: Any) -> Halves:
+        self.halves: Halves = super().__call__(*args, **known)
+        return self.halves
 
-    monkeypatch.setattr(partitioner_module, "split", noted)
+
+def test_backward_gets_what_the_schedule_keeps() -> None:
     planner = planned("70%")
-    run_partitioned(net(), batch(), Partitioner(planner, ()))
-    decision = planner.decision
+    partitioner = Noting(planner, ())
+    run_partitioned(net(), batch(), partitioner)
+    halves, decision = partitioner.halves, planner.decision
     assert decision is not None and decision.capture is not None
     kept = set(alive_at_the_loss(decision))
-    placeholders = {node.name for node in halves[0][1].graph.find_nodes(op="placeholder")}
-    made_in_forward = {node.name for node in halves[0][0].graph.nodes if node.op == "call_function"}
+    placeholders = {node.name for node in halves[1].graph.find_nodes(op="placeholder")}
+    made_in_forward = {node.name for node in halves[0].graph.nodes if node.op == "call_function"}
     assert placeholders & made_in_forward == kept
     again = sum(op.extra_runs for op in decision.plan.recomputed if op.name.startswith("addmm"))
-    products = halves[0][1].graph.find_nodes(op="call_function", target=torch.ops.aten.addmm.default)
+    products = halves[1].graph.find_nodes(op="call_function", target=torch.ops.aten.addmm.default)
     assert len(products) == again > 0  # backward's own products are `mm`
 
 
@@ -116,11 +117,11 @@ def alive_at_the_loss(decision: Decision) -> list[str]:
 
 
 def test_plans_cost_no_more_than_torchs_own_partition_of_the_same_peak(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Noting(GraphPlanner):
+    class Comparing(GraphPlanner):
         """Keeps what torch's own partition would take and recompute."""
 
-        def decide(self, joint: GraphModule, own: tuple[GraphModule, GraphModule], **known: Any) -> Decision:
-            decision = super().decide(joint, own, **known)
+        def decide(self, joint: GraphModule, own: Halves, cut: Any, **known: Any) -> Decision:
+            decision = super().decide(joint, own, cut, **known)
             assert decision.capture is not None
             graph, (_, backward) = decision.capture.graph, own
             returned, resident = decision.capture.found.forward_outputs, graph.resident_bytes
@@ -129,16 +130,16 @@ def test_plans_cost_no_more_than_torchs_own_partition_of_the_same_peak(monkeypat
             self.own_seconds = sum(op.seconds for op in graph.ops if op.phase is Phase.FORWARD and op.name in again)
             return decision
 
-    def noting(budget: str | int, share: float) -> Noting:
+    def comparing(budget: str | int, share: float) -> Comparing:
         torch._dynamo.reset()
-        planner = Noting(Planner(Settings(budget=budget, time_limit=2.0, progress=False)))
+        planner = Comparing(Planner(Settings(budget=budget, time_limit=2.0, progress=False)))
         with torch._functorch.config.patch(activation_memory_budget=share):
             run_partitioned(net(), batch(), Partitioner(planner, ()))
         return planner
 
-    torchs = noting("1TiB", 0.3)
+    torchs = comparing("1TiB", 0.3)
     assert torchs.own_seconds > 0
-    ours = noting(torchs.own_bytes + 2**12, 1.0)
+    ours = comparing(torchs.own_bytes + 2**12, 1.0)
     assert ours.decision is not None and not ours.decision.by_torch
     figures = ours.decision.plan.figures
     assert figures.seconds is not None
@@ -194,19 +195,11 @@ def test_the_gradient_of_a_tied_embedding_is_summed_without_waiting() -> None:
         def forward(self, tokens: torch.Tensor) -> torch.Tensor:
             return self.blocks(self.embedding(tokens)) @ self.embedding.weight.T
 
-    halves: list[tuple[GraphModule, GraphModule]] = []
-
-    def noted(*args: Any) -> tuple[GraphModule, GraphModule]:
-        halves.append(split(*args))
-        return halves[-1]
-
     tokens = torch.arange(64) % 7
-    planner = planned("80%")
+    partitioner = Noting(planned("80%"), ())
     module, plain = Tied(), Tied()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(partitioner_module, "split", noted)
-        ours = outcome(module, run_partitioned(module, tokens, Partitioner(planner, ())))
-    backward = halves[0][1].graph
+    ours = outcome(module, run_partitioned(module, tokens, partitioner))
+    backward = partitioner.halves[1].graph
     (difference,) = backward.find_nodes(op="call_function", target=torch.ops.aten.sub.Tensor)
     assert torch.ops.aten.mm.default in {argument.target for argument in difference.all_input_nodes}
     theirs = outcome(plain, plain(tokens))

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-import torch._inductor.compile_fx
 from torch import nn
 
 import rematch
@@ -14,14 +13,14 @@ from rematch.execute.compiled.backend import CompiledBackend
 from rematch.planning.planner import Planner
 from rematch.planning.settings import COMPILED, Settings
 from rematch.trial import Trial
-from tests.inductor_graphs import compile_eagerly
+from tests.inductor_graphs import use_eager_kernels
 
 SAMPLE = torch.randn(256, 128)
 
 
 @pytest.fixture(autouse=True)
 def _eager_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> Iterator[None]:
-    monkeypatch.setattr(torch._inductor.compile_fx, "compile_fx", compile_eagerly)
+    use_eager_kernels(monkeypatch)
     monkeypatch.setenv("REMATCH_CACHE", str(tmp_path))
     yield
 

@@ -1,0 +1,54 @@
+"""What inductor's scheduler says of both halves of a step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from rematch.capture.inductor.lowered import LoweredStep, lower_step
+from tests.inductor_graphs import Calling, Halves, min_cut_rematerialization_partition, run_partitioned
+
+ROWS, WIDTH = 64, 32
+TENSOR = ROWS * WIDTH * 4
+
+
+def lowered(module: nn.Module, sample: torch.Tensor) -> LoweredStep:
+    """As torch partitions it."""
+    found: list[LoweredStep] = []
+
+    def note(gm: Any, joint_inputs: Any, *, num_fwd_outputs: int, **kwargs: Any) -> Halves:
+        halves: Halves = min_cut_rematerialization_partition(
+            gm, joint_inputs, num_fwd_outputs=num_fwd_outputs, **kwargs
+        )
+        found.append(lower_step(*halves, returned=num_fwd_outputs))
+        return halves
+
+    run_partitioned(module, sample, Calling(note))
+    return found[0]
+
+
+def test_kernels_buffers_and_memory_that_is_written_over() -> None:
+    layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.GELU(), nn.Linear(WIDTH, WIDTH))
+    step = lowered(layers, torch.randn(ROWS, WIDTH))
+    products = [kernel for kernel in step.forward.kernels if kernel.library]
+    (fused,) = [kernel for kernel in step.forward.kernels if not kernel.library]
+    assert [step.forward.sizes[made] for kernel in products for made in kernel.makes] == [TENSOR, TENSOR]
+    assert len(fused.makes) == 1 and "tanh" in fused.nodes  # what lies between tanh and gelu is in no memory
+    assert step.tangents and list(step.tangents.values()) == [TENSOR]
+    gradients = [kernel for kernel in step.backward.kernels if kernel.takes_over]
+    assert len(gradients) == 1 and not gradients[0].library  # of tanh and gelu, over the gradient that comes in
+    peaks = step.peaks(resident_bytes=1000)
+    assert peaks.forward_bytes == 1000 + 3 * TENSOR
+    assert peaks.at_loss_bytes == 1000 + 4 * TENSOR
+
+
+def test_saved_copies_in_channels_last_order_are_memory_of_their_own() -> None:
+    layers = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))
+    sample = torch.randn(2, 4, 16, 16)
+    step = lowered(layers, sample)
+    copied = {step.forward.sizes[name] for name in step.forward.results if name is not None and name not in step.inputs}
+    assert sample.nbytes in copied
+    most = step.peaks(resident_bytes=0, workspace=lambda kernel: 7 if kernel.library else 0)
+    assert most.backward_bytes == step.peaks(resident_bytes=0).backward_bytes + 7
