@@ -143,6 +143,7 @@ def test_objects_have_the_attributes() -> None:
         "torch.autograd.graph.Node": (tensor * 2).grad_fn,
         "torch.nn.Module": nn.Linear(1, 1),
         "torch._ops.OpOverload": torch.ops.aten.add.Tensor,
+        "torch._inductor.graph.GraphLowering": found_in_torch("torch._inductor.graph.GraphLowering"),
     }
     for name, owner in LISTED_ATTRIBUTES.items():
         assert hasattr(examples[owner], name), f"{owner}.{name}"
