@@ -265,9 +265,9 @@ class Bench:
             self.rows = [row for row in kept if row.failure is None and row not in forgotten]
         main = [setting.name for setting in settings(arguments.tiny)]
         more = [setting.name for setting in more_settings(arguments.tiny)]
+        asked = {**dict.fromkeys(main, arguments.points), **dict.fromkeys(more, arguments.more_points)}
         self.points = {
-            **{name: arguments.points.split(",") for name in main if re.search(arguments.only, name)},
-            **{name: arguments.more_points.split(",") for name in more if re.search(arguments.only, name)},
+            name: points.split(",") for name, points in asked.items() if points and re.search(arguments.only, name)
         }
         wanted = [(point, name) for names in (main, more) for point in self._order(names) for name in names]
         self.wanted = [(point, name) for point, name in wanted if point in self.points.get(name, ())]
