@@ -116,10 +116,17 @@ class CheckpointSearch:
         spent, lost = kernels.solve_terms(self._arrays, terms, most, self._work)
         return spent, lost
 
-    def checkpoints(self, term: int) -> tuple[int, ...]:
-        """The cheapest checkpoints with no segment above `term`."""
+    def checkpoints(self, term: int, price: float = np.inf) -> tuple[int, ...]:
+        """The cheapest checkpoints with no segment above `term`, where a byte has a `price` in seconds.
+
+        With an infinite price, the paper's: those of fewest bytes. With a finite one, the seconds to compute again and
+        the price of what is kept are least together: a point on the lower convex hull of bytes and seconds.
+        """
+        from rematch.solvers.feng_huang import kernels
+
         found = {0, len(self._tree.dag) - 1}
-        self.costs(np.array([term], dtype=np.int64))
+        if self._tree.nodes:
+            kernels.solve_term(self._arrays, term, price, self._work)
         waiting = [0] if self._tree.nodes else []
         for number in waiting:  # grows by the children that are solved by themselves
             if self._work.is_divided[number]:
@@ -152,6 +159,11 @@ class CheckpointSearch:
         _, chosen = np.unique(np.stack((lost, spent.astype(np.float64))), axis=1, return_index=True)
         for index in chosen.tolist():
             yield self.checkpoints(int(terms[index]))
+
+    def spread_terms(self, count: int) -> list[int]:
+        """At most `count` different C, from the largest to the smallest."""
+        terms = np.unique(self.max_terms())
+        return [int(terms[at]) for at in np.unique(np.linspace(0, len(terms) - 1, count).astype(np.int64))[::-1]]
 
 
 def best_checkpoints(tree: DivisionTree) -> Checkpoints:

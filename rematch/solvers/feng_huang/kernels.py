@@ -94,12 +94,12 @@ def accessible_from(before, behind, start, end, term, first):
 
 
 @njit(cache=True)
-def shortest_path(tree, node, work):
+def shortest_path(tree, node, price, work):
     """From the first position of a line to its last one, over the accessibility graph and divided children.
 
-    `work.spent` are the bytes of checkpoints up to each position and `work.lost` the seconds to compute again, by which
-    ties are broken. The least of a range that only moves on is at the head of a queue of candidates, each better than
-    those that came after it.
+    `work.spent` are the bytes of checkpoints up to each position and `work.lost` the seconds to compute again; the
+    path is the best one by `_less`. The least of a range that only moves on is at the head of a queue of candidates,
+    each better than those that came after it.
     """
     spent, lost, queue, behind = work.spent, work.lost, work.queue, tree.seconds_behind
     start, end = tree.position_ptr[node], tree.position_ptr[node + 1]
@@ -109,7 +109,7 @@ def shortest_path(tree, node, work):
         latest = target - 1
         while tail > head:
             rival = queue[tail - 1]
-            if _less(spent[rival], lost[rival] - behind[rival], spent[latest], lost[latest] - behind[latest]):
+            if _less(spent[rival], lost[rival] - behind[rival], spent[latest], lost[latest] - behind[latest], price):
                 break
             tail -= 1
         queue[tail] = latest
@@ -124,7 +124,7 @@ def shortest_path(tree, node, work):
         if head < tail:
             source = queue[head]
             through = lost[source] + tree.seconds_before[target] - behind[source]
-            if _less(spent[source], through, best, best_lost):
+            if _less(spent[source], through, best, best_lost, price):
                 best, best_lost, previous = spent[source], through, source
         spent[target] = best + tree.bytes_behind[target] - tree.bytes_before[target]
         lost[target] = best_lost
@@ -132,12 +132,15 @@ def shortest_path(tree, node, work):
 
 
 @njit(cache=True)
-def _less(one_bytes, one_seconds, other_bytes, other_seconds):
+def _less(one_bytes, one_seconds, other_bytes, other_seconds, price):
+    """Whether one costs less, where a byte has a `price` in seconds; with an infinite one seconds only break ties."""
+    if price < np.inf:
+        return price * one_bytes + one_seconds < price * other_bytes + other_seconds
     return one_bytes < other_bytes or (one_bytes == other_bytes and one_seconds < other_seconds)
 
 
 @njit(cache=True)
-def solve_term(tree, term, work):
+def solve_term(tree, term, price, work):
     """The cheapest checkpoints inside the graph with no segment above `term`: bytes, and seconds to compute again.
 
     `work` is filled with how that is reached: which nodes are divided, and each position's predecessor on its line, as
@@ -148,7 +151,7 @@ def solve_term(tree, term, work):
         if tree.is_linear[node]:
             start, end = tree.position_ptr[node], tree.position_ptr[node + 1]
             accessible_from(tree.bytes_before, tree.bytes_behind, start, end, term, work.first)
-            shortest_path(tree, node, work)
+            shortest_path(tree, node, price, work)
             spent, lost = work.spent[end - 1], work.lost[end - 1]
             divided = True
         else:
@@ -156,7 +159,7 @@ def solve_term(tree, term, work):
             for index in range(tree.child_ptr[node], tree.child_ptr[node + 1]):
                 spent += work.spent_inside[tree.child[index]]
                 lost += work.lost_inside[tree.child[index]]
-            divided = not fits or _less(spent, lost, 0, tree.seconds_inside[node])
+            divided = not fits or _less(spent, lost, 0, tree.seconds_inside[node], price)
             if not divided:
                 spent, lost = 0, tree.seconds_inside[node]
         work.spent_inside[node] = spent
@@ -175,8 +178,8 @@ def solve_terms(tree, terms, most, work):
     last = len(terms) - 1
     spent = np.empty(len(terms), dtype=np.int64)
     lost = np.empty(len(terms), dtype=np.float64)
-    spent[0], lost[0] = solve_term(tree, terms[0], work)
-    spent[last], lost[last] = solve_term(tree, terms[last], work)
+    spent[0], lost[0] = solve_term(tree, terms[0], np.inf, work)
+    spent[last], lost[last] = solve_term(tree, terms[last], np.inf, work)
     starts, ends = np.empty((2, 2 * most + 3), dtype=np.int64)
     starts[0], ends[0] = 0, last
     ranges, solved = 1, 0
@@ -189,7 +192,7 @@ def solve_terms(tree, terms, most, work):
             lost[start + 1 : end] = lost[start]
             continue
         middle = (start + end) // 2
-        spent[middle], lost[middle] = solve_term(tree, terms[middle], work)
+        spent[middle], lost[middle] = solve_term(tree, terms[middle], np.inf, work)
         starts[ranges], ends[ranges] = start, middle
         starts[ranges + 1], ends[ranges + 1] = middle, end
         ranges += 2

@@ -33,13 +33,32 @@ class Reforward:
         ]
         self._makers = makers  # of each operator: those of what it reads and what is not in memory anyhow
         self._is_backward = [op.phase is Phase.BACKWARD for op in graph.ops]
-        self._wanted = {
-            maker for read, backward in zip(makers, self._is_backward, strict=True) if backward for maker in read
+        self._first_read = {  # by the backward pass: the stage, of each operator of which it reads something
+            maker: stage
+            for stage, op in reversed(list(enumerate(self._order)))
+            if self._is_backward[op]
+            for maker in makers[op]
         }
 
     def schedule(self, segment: Ints) -> Schedule:
         """Forward operators of the same `segment` are computed again together, those `KEPT` never."""
         return Schedule.from_ops(self._graph, list(self._ops(segment.tolist())))
+
+    def reads_of(self, value: int) -> tuple[int, int]:
+        """The stage of a value's last use before the backward pass, and of its first one there, or beyond the end."""
+        a = self._graph.arrays
+        readers = a.users_of(value).tolist()
+        stages = [(int(a.position[op]), self._is_backward[op]) for op in readers]
+        made = int(a.position[a.producer[value]])
+        first = min((stage for stage, backward in stages if backward), default=len(self._order))
+        return max((stage for stage, backward in stages if not backward), default=made), first
+
+    def seconds_of(self, ops: Sequence[int]) -> float:
+        """What it takes to compute `ops`, a segment, again."""
+        a = self._graph.arrays
+        stage = min((self._first_read[op] for op in ops if op in self._first_read), default=None)
+        in_order = sorted(ops, key=a.position.__getitem__)
+        return 0.0 if stage is None else float(sum(a.seconds[op] for op in self._again(in_order, stage)))
 
     def _ops(self, segment: list[int]) -> Iterator[int]:
         done: dict[int, list[int]] = {}  # of each segment that the backward pass has not come to
@@ -60,7 +79,7 @@ class Reforward:
         wanted: set[int] = set()
         again = []
         for op in reversed(ops):
-            if stage <= self._last_stage[op] and (op in self._wanted or op in wanted):
+            if stage <= self._last_stage[op] and (op in self._first_read or op in wanted):
                 again.append(op)
                 wanted.update(self._makers[op])
         return again[::-1]

@@ -1,11 +1,12 @@
-"""Feng and Huang's checkpoints for a budget: the fastest of the solutions for all max terms.
+"""Feng and Huang's checkpoints for a budget: the fastest set that fits.
 
 J. Feng, D. Huang, "Optimal Gradient Checkpoint Search for Arbitrary Computation Graphs" (CVPR 2021), and its
 supplementary material. The paper minimises memory alone, objective (1); `memory_alone` takes that one solution. For a
 budget, the cheapest checkpoints for each max term C are turned into a schedule each, from keeping everything (C = 0) to
 one single segment, and the oracle tells which of those within the budget is fastest. The cheapest set for a C need not
-be the fastest within a budget, so that the search goes on from there (ours, not the paper's): through all sets where
-the graph has few vertices, else by adding and moving single checkpoints as long as that is faster.
+be the fastest within a budget. Two searches of ours follow, over the same sets of checkpoints: for each C, points on
+the convex hull of bytes and seconds, by a price for each byte kept; and branch and bound (`within_budget`), which on
+small graphs ends with the fastest set of all.
 
 The rooms of this package say what differs from the paper and why: `segments` and `linear` find the same in less time,
 `checkpoints` breaks ties by time, `forward` makes the paper's graph out of a captured step, `reforward` drops nothing
@@ -15,21 +16,22 @@ peak, with gradients and workspace, is the oracle's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
 from dataclasses import dataclass
-from itertools import combinations
 
-from rematch.errors import GraphError
-from rematch.graph import baseline
+from rematch.graph import baseline, simulate
 from rematch.solvers.base import Deadline, OnProgress, Problem, Solution, Solver
 from rematch.solvers.feng_huang.checkpoints import CheckpointSearch, best_checkpoints
 from rematch.solvers.feng_huang.division_tree import DivisionTree, divide
 from rematch.solvers.feng_huang.forward import Reading, readings
 from rematch.solvers.feng_huang.reforward import Reforward
 from rematch.solvers.feng_huang.segments import Dag
+from rematch.solvers.feng_huang.within_budget import FastestCheckpoints
 from rematch.solvers.incumbent import Incumbent
 
-_MOST_TO_ENUMERATE = 10  # inner vertices: a thousand sets, about a second
+_TERMS = 40  # max terms for which bytes are priced
+_HALVINGS = 12  # of the range of prices
+_PRICE_RANGE = 1e4  # around what all vertices take on average, in seconds a byte
 
 
 @dataclass(frozen=True)
@@ -57,57 +59,39 @@ class FengHuang(Solver):
         return incumbent.solution(self.name)
 
     def _try(self, incumbent: Incumbent, again: Reforward, reading: Reading, tree: DivisionTree) -> None:
-        """Offer the schedules of the paper's checkpoints, and of better sets near them."""
-        best: tuple[int, ...] | None = None
-        for checkpoints in self._choices(tree, incumbent.deadline) if not incumbent.over else ():
-            if _offer(incumbent, again, reading, checkpoints, self.name):
-                best = checkpoints
+        """Offer the schedules of the paper's checkpoints, then of the fastest that fit."""
+        if self.memory_alone:
+            _offer(incumbent, again, reading, best_checkpoints(tree).vertices, self.name)
+            return
+        search = CheckpointSearch(tree, incumbent.deadline)
+        for checkpoints in search.curve():
             if incumbent.over:
                 return
-        if self.memory_alone:
-            return
-        if len(reading.dag) - 2 <= _MOST_TO_ENUMERATE:
-            for checkpoints in _all_sets(len(reading.dag)):
-                if incumbent.over:
-                    return
-                _offer(incumbent, again, reading, checkpoints, self.name)
-        while best is not None and not incumbent.over:
-            best = next(
-                (s for s in _neighbours(best, len(reading.dag)) if _offer(incumbent, again, reading, s, self.name)),
-                None,
-            )
+            _offer(incumbent, again, reading, checkpoints, self.name)
+        for term in search.spread_terms(_TERMS):
+            self._price_bytes(incumbent, again, reading, search, term)
+        FastestCheckpoints(incumbent, reading, tree, again).search()
 
-    def _choices(self, tree: DivisionTree, deadline: Deadline) -> Iterator[tuple[int, ...]]:
-        if self.memory_alone:
-            yield best_checkpoints(tree).vertices
-        else:
-            yield from CheckpointSearch(tree, deadline).curve()
-
-
-def _offer(incumbent: Incumbent, again: Reforward, reading: Reading, checkpoints: tuple[int, ...], by: str) -> bool:
-    """Whether these checkpoints leave independent segments and are the fastest so far within the budget."""
-    if incumbent.over:
-        return False
-    try:
-        segments = reading.segment_of_ops(incumbent.problem.graph, checkpoints)
-    except GraphError:
-        return False
-    return incumbent.offer(again.schedule(segments), by)
+    def _price_bytes(
+        self, incumbent: Incumbent, again: Reforward, reading: Reading, search: CheckpointSearch, term: int
+    ) -> None:
+        """For one C, the lowest price of a kept byte at which the schedule fits, by bisection."""
+        dag = reading.dag
+        usual = float(dag.seconds.sum()) / max(1, int(dag.size_bytes.sum()))
+        low, high = usual / _PRICE_RANGE, usual * _PRICE_RANGE
+        for _ in range(_HALVINGS):
+            if incumbent.over or usual == 0.0:
+                return
+            price = math.sqrt(low * high)
+            segments = reading.segment_of_ops(incumbent.problem.graph, search.checkpoints(term, price))
+            schedule = again.schedule(segments)
+            incumbent.offer(schedule, f"{self.name}, bytes priced")
+            if simulate(incumbent.problem.graph, schedule).peak_bytes <= incumbent.problem.budget_bytes:
+                high = price
+            else:
+                low = price
 
 
-def _all_sets(count: int) -> Iterator[tuple[int, ...]]:
-    """All sets of checkpoints of a graph of so many vertices; the first and last are always among them."""
-    inner = range(1, count - 1)
-    return ((0, *chosen, count - 1) for size in range(count - 1) for chosen in combinations(inner, size))
-
-
-def _neighbours(checkpoints: tuple[int, ...], count: int) -> Iterator[tuple[int, ...]]:
-    """One checkpoint more, one moved to a vertex beside it, or one moved anywhere between its neighbours."""
-    kept = set(checkpoints)
-    for vertex in range(1, count - 1):
-        if vertex not in kept:
-            yield tuple(sorted((*checkpoints, vertex)))
-    for at in range(1, len(checkpoints) - 1):
-        for vertex in range(checkpoints[at - 1] + 1, checkpoints[at + 1]):
-            if vertex != checkpoints[at]:
-                yield (*checkpoints[:at], vertex, *checkpoints[at + 1 :])
+def _offer(incumbent: Incumbent, again: Reforward, reading: Reading, checkpoints: tuple[int, ...], by: str) -> None:
+    segments = reading.segment_of_ops(incumbent.problem.graph, checkpoints)
+    incumbent.offer(again.schedule(segments), by)
