@@ -72,6 +72,27 @@ def pruned(graph: Graph, sequence: Ints, limit_bytes: int, *, keep_first: bool =
     return shorter
 
 
+def as_late_as_possible(graph: Graph, sequence: Ints) -> Ints:
+    """The sequence, valid, with each recomputation right before the first computation that it is needed for.
+
+    What is recomputed for something that is recomputed itself moves with it. What nothing reads any more is left out.
+    """
+    runs = sequence.tolist()
+    is_first = np.zeros(len(runs), dtype=np.bool_)
+    is_first[np.unique(sequence, return_index=True)[1]] = True
+    needed_at: dict[int, int] = {}  # of each value: the first computation, by index in `runs`, that asks for it next
+    moved_to: dict[int, int] = {}
+    for at in range(len(runs) - 1, -1, -1):
+        op = graph.ops[runs[at]]
+        asked = [needed_at.pop(value) for value in op.outputs if value in needed_at]
+        if is_first[at] or asked:
+            moved_to[at] = at if is_first[at] else min(asked)
+            for value in op.inputs:
+                needed_at[value] = min(moved_to[at], needed_at.get(value, moved_to[at]))
+    in_turn_again = sorted(moved_to, key=lambda at: (moved_to[at], at))
+    return np.array([runs[at] for at in in_turn_again], dtype=np.int32)
+
+
 def _fields_of(graph: Graph, kind: type[_Arrays]) -> _Arrays:
     """The arrays of a graph that a named tuple for compiled code has fields for."""
     return kind(*(getattr(graph.arrays, field) for field in kind._fields))

@@ -43,7 +43,14 @@ from rematch.graph import Graph, Schedule, baseline, simulate
 from rematch.graph.model import Ints
 from rematch.solvers.base import Deadline, OnProgress, Problem, Solution, Solver, ignore_progress, make_solver
 from rematch.solvers.common.blocks import gap_graph
-from rematch.solvers.common.pruning import in_default_order, in_turn, offer_in_default_order, offer_pruned, pruned
+from rematch.solvers.common.pruning import (
+    as_late_as_possible,
+    in_default_order,
+    in_turn,
+    offer_in_default_order,
+    offer_pruned,
+    pruned,
+)
 from rematch.solvers.common.union import best_of_union
 from rematch.solvers.default.anneal import Anneal
 from rematch.solvers.default.auto import Auto
@@ -162,18 +169,21 @@ class HiRemate(Solver):
         return incumbent.solution(self.name)
 
     def _unite(self, incumbent: Incumbent, proposals: Sequence[Ints]) -> None:
-        """The best schedule that only recomputes what some proposal does, first as they are pruned to the budget.
+        """The best schedule that only recomputes what some proposal does.
 
-        Then what pruning took away joins in, one proposal after the other, the fastest first.
+        First with proposals as they are pruned to the budget, each recomputation as late as possible: pieces recompute
+        when their backward pass begins, which holds more than is needed. Then the times that pieces chose join in, and
+        what pruning took away, one proposal after the other, the fastest first.
         """
-        if incumbent.over:
+        if incumbent.over or not proposals:
             return
         problem, graph = incumbent.problem, incumbent.problem.graph
         whole = [in_turn(graph, in_default_order(graph, ops)) for ops in proposals]
         short = [pruned(graph, ops, problem.budget_bytes, keep_first=True) for ops in whole]
+        late = [as_late_as_possible(graph, ops) for ops in short]
         seconds = graph.arrays.seconds
         fastest = sorted(range(len(short)), key=lambda number: float(seconds[short[number]].sum()))
-        pools = [short, *([*short, whole[number]] for number in fastest)] if short else []
+        pools = [late, [*late, *short], *([*late, as_late_as_possible(graph, whole[number])] for number in fastest)]
         for number, pool in enumerate(pools):
             if incumbent.over:
                 return
