@@ -38,18 +38,19 @@ def draw_levels(settings: FigureSettings) -> list[Path]:
         Panel("planning", series(rows, percent, _solve_seconds), y="planning time, s"),
     ]
     path = settings.picture("figure6-levels")
-    draw_curves(panels, path, x=PERCENT, y=OVERHEAD, title=caption("H-ILP by depth of the hierarchy", settings))
+    draw_curves(panels, path, x=PERCENT, y=OVERHEAD, title=caption("H-ILP by depth of the hierarchy", settings, rows))
     return [path]
 
 
 def draw_alphas(settings: FigureSettings) -> list[Path]:
-    ledger, panels = Ledger(settings), []
+    ledger, panels, drawn = Ledger(settings), [], list[Row]()
     methods = [hilp(f"alpha = {alpha:g}", partitioner=HPartition(12, 10, alpha)) for alpha in ALPHAS]
     for name, label in ALPHA_MODELS.items():
         rows = ledger.rows(name, settings.library.graph(name), ALPHA_PERCENTS, methods)
+        drawn += rows
         panels.append(Panel(title(label, rows), series(rows, percent, overhead)))
     path = settings.picture("figure10-alpha")
-    draw_curves(panels, path, x=PERCENT, y=OVERHEAD, title=caption("H-ILP by alpha of H-Partition", settings))
+    draw_curves(panels, path, x=PERCENT, y=OVERHEAD, title=caption("H-ILP by alpha of H-Partition", settings, drawn))
     return [path]
 
 

@@ -20,6 +20,7 @@ from .methods import AUTO, HILP, HIREMATE, ROTOR, TWREMAT
 if TYPE_CHECKING:
     from models import Case
 
+BUDGETS = 4  # for each curve
 ARCHITECTURES = {  # by the names of the tables
     "resnet34": "ResNet34",
     "resnet101": "ResNet101",
@@ -35,9 +36,10 @@ ARCHITECTURES = {  # by the names of the tables
 
 def draw_architectures(settings: FigureSettings) -> list[Path]:
     graphs = {name: settings.library.graph(name) for name in ARCHITECTURES}
-    panels = _panels(settings, graphs, ARCHITECTURES, (ROTOR, TWREMAT, HILP, HIREMATE, AUTO), 5, percent)
+    methods = (ROTOR, TWREMAT, HILP, HIREMATE, AUTO)
+    panels, rows = _panels(settings, graphs, ARCHITECTURES, methods, percent)
     path = settings.picture("figure5-budgets")
-    draw_curves(panels, path, x=PERCENT, y=OVERHEAD, title=caption("Architectures", settings))
+    draw_curves(panels, path, x=PERCENT, y=OVERHEAD, title=caption("Architectures", settings, rows))
     return [path]
 
 
@@ -83,9 +85,9 @@ def _unet(batch: int, side: int) -> Case:
 def _draw_sizes(settings: FigureSettings, name: str, text: str, cases: Mapping[str, Case]) -> list[Path]:
     graphs = {case.name: settings.library.graph_of(case) for case in cases.values()}
     labels = {case.name: label for label, case in cases.items()}
-    panels = _panels(settings, graphs, labels, (TWREMAT, HILP, HIREMATE, AUTO), 4, gib)
+    panels, rows = _panels(settings, graphs, labels, (TWREMAT, HILP, HIREMATE, AUTO), gib)
     path = settings.picture(name)
-    draw_curves(panels, path, x=GIB, y=OVERHEAD, title=caption(text, settings))
+    draw_curves(panels, path, x=GIB, y=OVERHEAD, title=caption(text, settings, rows))
     return [path]
 
 
@@ -94,12 +96,12 @@ def _panels(
     graphs: Mapping[str, Graph],
     labels: Mapping[str, str],
     methods: Sequence[Method],
-    budgets: int,
     x: Callable[[Row], float],
-) -> list[Panel]:
-    """A panel for each graph, with a curve for each method."""
-    ledger, panels = Ledger(settings), []
+) -> tuple[list[Panel], list[Row]]:
+    """A panel for each graph, with a curve for each method, and the rows that they show."""
+    ledger, panels, drawn = Ledger(settings), [], list[Row]()
     for name, graph in graphs.items():
-        rows = ledger.rows(name, graph, spread_percents(graph, budgets), methods)
+        rows = ledger.rows(name, graph, spread_percents(graph, BUDGETS), methods)
+        drawn += rows
         panels.append(Panel(title(labels[name], rows), series(rows, x, overhead)))
-    return panels
+    return panels, drawn

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Sequence
 
 from rematch.units import format_bytes
@@ -44,6 +45,8 @@ def title(name: str, rows: Sequence[Row]) -> str:
     return f"{name}: {rows[0].operators:,} operators, {format_bytes(rows[0].plain_peak_bytes)}"
 
 
-def caption(text: str, settings: FigureSettings) -> str:
-    """A picture's title, with what a missing point means."""
-    return f"{text}\nno point: nothing found in {settings.limit:g} s, or the method does not apply"
+def caption(text: str, settings: FigureSettings, rows: Iterable[Row]) -> str:
+    """A picture's title, with what a missing point means and how busy the machine was."""
+    solved = [row.load_average for row in rows if row.load_average]
+    load = f"; load average {min(solved):.0f} to {max(solved):.0f} on {os.cpu_count()} cores" if solved else ""
+    return f"{text}\nno point: nothing found in {settings.limit:g} s, or the method does not apply{load}"

@@ -34,7 +34,8 @@ def draw_depths(settings: FigureSettings) -> list[Path]:
         for family, depths in families.items()
     ]
     path = settings.picture("figure4-depth")
-    text = caption(f"Depth, at {SHARE_PERCENT} % of activations", settings)
+    rows = (row for depths in families.values() for row in depths)
+    text = caption(f"Depth, at {SHARE_PERCENT} % of activations", settings, rows)
     draw_curves(panels, path, x="layers", y=OVERHEAD, columns=len(families), title=text)
     return [path]
 

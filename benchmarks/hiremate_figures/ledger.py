@@ -69,6 +69,7 @@ class Row:
     peak_bytes: int | None = None
     solve_seconds: float | None = None
     seconds_to_best: float | None = None
+    load_average: float = 0.0  # of the machine, in the minute before the search ended
 
     @property
     def key(self) -> Key:
@@ -129,6 +130,7 @@ def _solved(name: str, device: str, graph: Graph, percent: float, method: Method
         peak_bytes=seen and seen.peak_bytes,
         solve_seconds=solution.solve_seconds,
         seconds_to_best=best and best.at_seconds,
+        load_average=os.getloadavg()[0],
     )
 
 

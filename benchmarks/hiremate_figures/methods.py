@@ -13,14 +13,16 @@ CHECKMATE = Method("Checkmate's program", "checkmate")
 MOCCASIN = Method("moccasin", "moccasin")
 ROTOR = Method("rotor on blocks (for Rockmate)", "rotor")
 TWREMAT = Method("TWRemat, pruned", "twremat")
-AUTO = Method("auto", "auto", {"gap": 0.0})
+AUTO = Method("auto (ours)", "auto", {"gap": 0.0})
 
 
 def hilp(label: str, **options: Any) -> Method:
-    """H-ILP alone on every level of the hierarchy, and no search after it."""
-    return Method(label, "hiremate", {"solvers": ("hilp",), **options})
+    """H-ILP alone on every level of the hierarchy; nothing is united or searched after it."""
+    return Method(label, "hiremate", {"solvers": ("hilp",), "unite": False, **options})
 
 
 HILP = hilp("H-ILP alone")
-# The paper's framework: H-ILP, RK-rotor and TWRemat; ours also has local search for parts, which this leaves out.
-HIREMATE = Method("HiRemate", "hiremate", {"solvers": ("hilp", "rotor", "twremat")})
+# The paper's framework. Our default also has local search for parts and unites results, which this leaves out.
+HIREMATE = Method(
+    "HiRemate: H-ILP, rotor, TWRemat", "hiremate", {"solvers": ("hilp", "rotor", "twremat"), "unite": False}
+)

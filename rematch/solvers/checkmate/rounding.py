@@ -20,7 +20,7 @@ schedules of such stages; for smaller ones, HiGHS goes on from where it ended.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +28,7 @@ import numpy as np
 from rematch.errors import SolverError
 from rematch.graph import Schedule, baseline, simulate
 from rematch.graph.model import Bools, Floats
-from rematch.solvers.base import BoundScope, Deadline, OnProgress, Problem, Solution, Solver
+from rematch.solvers.base import BoundScope, Deadline, OnProgress, Problem, Solution, Solver, ignore_progress
 from rematch.solvers.checkmate.model import MOST_OPERATORS, CheckmateModel
 from rematch.solvers.common.highs import Relaxation
 from rematch.solvers.common.policy import schedule_keeping
@@ -76,6 +76,23 @@ class Rounding(Solver):
             elif not incumbent.over:
                 search.at(self.epsilon)
         return incumbent.solution(self.name)
+
+
+def two_phase_roundings(
+    problem: Problem, *, epsilon: float = 0.1, samples: int = 50, seed: int = 0, deadline: Deadline
+) -> tuple[Schedule, list[Schedule]] | None:
+    """The relaxation for (1 - epsilon) of the budget, rounded at 0.5 and `samples` times at random; nothing is pruned.
+
+    This is the comparison of appendix D. Schedules may break the budget. None if the relaxation has no solution, or
+    none in time.
+    """
+    incumbent = Incumbent(problem, deadline, ignore_progress, scope=BoundScope.STAGES)
+    search = _Search(incumbent, Rounding(randomized=True, samples=samples, seed=seed))
+    shares = search.shares_at(epsilon)
+    if shares is None:
+        return None
+    at_half, *others = search.rounded(shares, thresholds=(0.5,))
+    return schedule_keeping(problem.graph, at_half), [schedule_keeping(problem.graph, kept) for kept in others]
 
 
 def without_spare_runs(problem: Problem, schedule: Schedule, deadline: Deadline) -> Schedule:
@@ -132,7 +149,7 @@ class _Search:
         if point is None or incumbent.overhead_percent <= percent:
             return False
         incumbent.tell(self.options.name, f"epsilon {epsilon:.3f}: relaxation +{percent:.3f} %")
-        for kept in self._rounded(self._model.kept(point)):
+        for kept in self.rounded(self._model.kept(point)):
             schedule = schedule_keeping(graph, kept)
             if self.options.prune:
                 schedule = without_spare_runs(incumbent.problem, schedule, incumbent.deadline)
@@ -140,6 +157,11 @@ class _Search:
             if incumbent.over:
                 return False
         return True
+
+    def shares_at(self, epsilon: float) -> Floats | None:
+        """The relaxation's S for (1 - epsilon) of the budget; None if it is not found."""
+        point, _ = self._solved(epsilon)
+        return None if point is None else self._model.kept(point)
 
     def _load(self, accounted: frozenset[int]) -> None:
         problem = self.incumbent.problem
@@ -168,8 +190,9 @@ class _Search:
         elif not infeasible:
             self.incumbent.raise_bound(percent, self.options.name)
 
-    def _rounded(self, shares: Floats) -> Iterator[Bools]:
-        for threshold in _THRESHOLDS:
+    def rounded(self, shares: Floats, thresholds: Sequence[float] = _THRESHOLDS) -> Iterator[Bools]:
+        """S at each threshold, then `samples` times with each entry rounded up with its own probability."""
+        for threshold in thresholds:
             yield shares > threshold
         if self.options.randomized:
             for _ in range(self.options.samples):

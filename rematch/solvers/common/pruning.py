@@ -75,7 +75,8 @@ def pruned(graph: Graph, sequence: Ints, limit_bytes: int, *, keep_first: bool =
 def as_late_as_possible(graph: Graph, sequence: Ints) -> Ints:
     """The sequence, valid, with each recomputation right before the first computation that it is needed for.
 
-    What is recomputed for something that is recomputed itself moves with it. What nothing reads any more is left out.
+    What is recomputed for something that is recomputed itself moves with it. What nothing reads any more is left out,
+    and so is what may not run that late: its values stay from before.
     """
     runs = sequence.tolist()
     is_first = np.zeros(len(runs), dtype=np.bool_)
@@ -89,8 +90,8 @@ def as_late_as_possible(graph: Graph, sequence: Ints) -> Ints:
             moved_to[at] = at if is_first[at] else min(asked)
             for value in op.inputs:
                 needed_at[value] = min(moved_to[at], needed_at.get(value, moved_to[at]))
-    in_turn_again = sorted(moved_to, key=lambda at: (moved_to[at], at))
-    return np.array([runs[at] for at in in_turn_again], dtype=np.int32)
+    moved = sorted(moved_to, key=lambda at: (moved_to[at], at))
+    return in_turn(graph, np.array([runs[at] for at in moved], dtype=np.int32))
 
 
 def _fields_of(graph: Graph, kind: type[_Arrays]) -> _Arrays:

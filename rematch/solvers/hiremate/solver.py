@@ -16,9 +16,10 @@ Re-materialization of Neural Networks" (ICML 2025).
 
 What we changed:
 - The paper runs H-ILP on the top level once, with the budget. Here it also gets less than the budget, several times,
-  and step 4 makes use of the rest; and two partitions are tried.
+  and step 4 makes use of the rest; and two partitions are tried, of large graphs one.
 - Options are groups of recomputations, which leave memory unused. At the end a program chooses among the recomputations
-  of all results one by one (`common.union`); it adds none of its own. With `unite=False` the fastest result counts.
+  of all results one by one (`common.union`), each also as late as it may run; it adds none of its own. With
+  `unite=False` the fastest result counts.
 - Local search (`anneal`) is among the solvers of parts, not of the whole graph; `solvers=("hilp",)` is H-ILP alone and
   `solvers=("hilp", "rotor", "twremat")` the paper's framework.
 - A part keeps its fastest option before all others (`options.spread`), and an option runs all of the part's forward.
@@ -70,11 +71,11 @@ HILP = "hilp"  # among the names of solvers: combine the options of the children
 # Levels that HiGHS solves within seconds, of two kinds: many small pieces on top, or fewer with levels inside them.
 # Which of them is better depends on the graph.
 _PARTITIONERS = (HPartition(most_top=12, most_lower=6), HPartition(most_top=20, most_lower=20))
-_PIECES_SHARE = 0.4  # of a hierarchy's time, for all levels below the top
+_PIECES_SHARE = 0.6  # of a hierarchy's time, for all levels below the top
 _WHOLE_SHARE = 0.1  # of the time that is left, for each solver on the whole graph
 _WHOLE_BUDGETS = (1.0, 0.93, 0.86)  # shares of the budget: with less of it, more is recomputed that can be united
 _UNION_SHARE = 0.3  # of the time, to unite what hierarchies propose
-_MOST_TO_UNITE = 1_000  # operators: of more, the program is seldom small enough, and no time is set aside for it
+_MOST_TO_UNITE = 1_000  # operators: of more, the program is seldom small enough; all time is for one hierarchy
 _CUT_PER_SECOND = 4_000  # operators: to cut a graph into pieces and compare them, which cannot be interrupted
 _WORTH_PROCESSES = 2_000  # operators in the pieces of a level; below, processes cost more than they save
 
@@ -83,8 +84,8 @@ _WORTH_PROCESSES = 2_000  # operators in the pieces of a level; below, processes
 class HiRemate(Solver):
     """The options of the paper's framework.
 
-    partitioner: a name or an instance; None tries two H-Partitions, one after the other. `partitioners_at` has others
-        for parts of a level (the top is level 1)
+    partitioner: a name or an instance; None tries two H-Partitions in turn, for large graphs one. `partitioners_at`
+        has others for parts of a level (the top is level 1)
     solvers: who contributes options, by name or as instances, "hilp" among them; `solvers_at` has others for a level
     options: O, most options that a piece passes on
     most_options: N_o, most options of all children of one level together
@@ -213,15 +214,17 @@ class HiRemate(Solver):
     def hierarchies(self, graph: Graph) -> Iterator[Pieces]:
         """The graph, which has a loss, as the pieces that are solved, in one or several ways."""
         known: set[Part] = set()
-        for partitioner in self._partitioners:
+        for partitioner in self._partitioners(graph):
             root = self._root(graph, partitioner)
             if root not in known:
                 known.add(root)
                 yield pieces_of(graph, root)
 
-    @property
-    def _partitioners(self) -> tuple[Partitioner, ...]:
-        return _PARTITIONERS if self.partitioner is None else (_instance(self.partitioner),)
+    def _partitioners(self, graph: Graph) -> tuple[Partitioner, ...]:
+        """The one asked for, or two; of these only the first where pieces are so many that they need all time."""
+        if self.partitioner is not None:
+            return (_instance(self.partitioner),)
+        return _PARTITIONERS if len(graph.ops) <= _MOST_TO_UNITE else _PARTITIONERS[:1]
 
     def _root(self, graph: Graph, partitioner: Partitioner) -> Part:
         """A partition, down to operators where H-ILP is to solve parts at the bottom."""
@@ -244,7 +247,7 @@ class HiRemate(Solver):
     def _solve_hierarchies(self, incumbent: Incumbent) -> Iterator[Ints]:
         """What one hierarchy after the other gives; the rest of their time is shared among those that are left."""
         step = TrainingStep.of(incumbent.problem.graph)
-        hierarchies, left = self.hierarchies(step.graph), len(self._partitioners)
+        hierarchies, left = self.hierarchies(step.graph), len(self._partitioners(step.graph))
         for_the_rest = _WHOLE_SHARE * incumbent.deadline.remaining
         if self.unite and len(step.graph.ops) <= _MOST_TO_UNITE:
             for_the_rest += _UNION_SHARE * incumbent.deadline.remaining
@@ -330,7 +333,10 @@ class HiRemate(Solver):
         children: Sequence[Solved],
         deadline: Deadline,
     ) -> Iterator[Ints]:
-        """Let H-ILP have several shares of the budget; the oracle keeps the best result, written out and pruned."""
+        """Let H-ILP have several shares of the budget; the oracle keeps the best result, written out and pruned.
+
+        The first share, all of it, gets a third of the time: it is the paper's program, and often the best.
+        """
         free_bytes = incumbent.problem.budget_bytes - pieces.base_bytes
         least_bytes = min(free_bytes, max(0, surely_needed_bytes(pieces.graph) - pieces.base_bytes))
         for number, share in enumerate(self.budget_shares):
@@ -341,7 +347,7 @@ class HiRemate(Solver):
                 Gap.loss_of(pieces.graph),
                 least_bytes + int(share * (free_bytes - least_bytes)),
                 most_options=self.most_options,
-                deadline=deadline.within(deadline.remaining / (len(self.budget_shares) - number)),
+                deadline=deadline.within(deadline.remaining / (len(self.budget_shares) - number if number else 3)),
             )
             if runs is not None:
                 ops = step.without_loss(np.array(operators_of(pieces.graph, children, runs), dtype=np.int32))

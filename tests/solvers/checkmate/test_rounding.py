@@ -11,7 +11,7 @@ from rematch.graph import Graph, Op, Schedule, Value, simulate
 from rematch.graph.generators import FAMILIES, chain
 from rematch.graph.matrices import to_matrices
 from rematch.solvers import BoundScope, Deadline, Problem, Status, solve
-from rematch.solvers.checkmate.rounding import Rounding, without_spare_runs
+from rematch.solvers.checkmate.rounding import Rounding, two_phase_roundings, without_spare_runs
 from rematch.solvers.common.policy import schedule_keeping
 from tests.problems import peak_bytes, tiny_problems
 from tests.staged import check_against_staged_truth, fewest_staged_seconds
@@ -45,6 +45,19 @@ def test_randomized_rounding_depends_on_its_seed_only() -> None:
     problem = Problem(graph, peak_bytes(graph) * 45 // 100)
     same = [solve(problem, Rounding(randomized=True, epsilon=0.1, prune=False, seed=1)).schedule for _ in range(2)]
     assert same[0] == same[1]
+
+
+def test_appendix_d_compares_roundings_of_one_relaxation() -> None:
+    """Of a chain at 0.9 of its budget: rounded at a half it keeps the budget and costs less than at random."""
+    graph = chain(layers=12)
+    budget = peak_bytes(graph) * 7 // 10
+    found = two_phase_roundings(Problem(graph, budget), samples=20, deadline=Deadline())
+    assert found is not None
+    at_half, at_random = simulate(graph, found[0]), [simulate(graph, schedule) for schedule in found[1]]
+    assert at_half.valid and all(seen.valid for seen in at_random)
+    assert at_half.peak_bytes <= budget
+    assert at_half.seconds < np.mean([seen.seconds for seen in at_random])
+    assert two_phase_roundings(Problem(graph, peak_bytes(graph) // 20), deadline=Deadline()) is None
 
 
 @pytest.mark.parametrize("percent", [75, 60, 45])

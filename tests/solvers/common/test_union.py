@@ -11,7 +11,7 @@ from rematch.graph.generators import unet
 from rematch.graph.model import Ints
 from rematch.solvers import Deadline, Problem, solve
 from rematch.solvers.common import union as module
-from rematch.solvers.common.pruning import in_default_order, in_turn, pruned
+from rematch.solvers.common.pruning import as_late_as_possible, in_default_order, in_turn, pruned
 from rematch.solvers.common.union import best_of_union, stages_of
 from tests.problems import peak_bytes, tiny_problems
 from tests.strategies import sequences
@@ -42,6 +42,31 @@ def test_the_best_of_both_is_taken() -> None:
     best = best_of_union(problem, [one, other], deadline=Deadline(), known=one)
     assert best is not None and best.tolist() == [0, 1, 2, 1, 3, 4, 1, 5]
     assert best_of_union(problem, [one, best], deadline=Deadline(), known=best) is None
+
+
+def test_recomputations_move_to_where_they_are_needed_and_take_theirs_along() -> None:
+    ops = (
+        Op("a", 1.0, (), (0,)),
+        Op("b", 1.0, (0,), (1,)),
+        Op("c", 1.0, (), (2,)),
+        Op("other", 1.0, (2,), (3,)),
+        Op("use", 1.0, (1, 3), (4,)),
+    )
+    graph = Graph(ops, tuple(Value(name, 1) for name in "abcde"))
+    early = np.array([0, 1, 2, 0, 1, 2, 3, 4], dtype=np.int32)
+    assert as_late_as_possible(graph, early).tolist() == [0, 1, 2, 2, 3, 0, 1, 4]
+
+
+@settings(max_examples=100)
+@given(tiny_problems(), st.data())
+def test_as_late_as_possible_keeps_rules_and_adds_nothing(problem: Problem, data: st.DataObject) -> None:
+    graph = problem.graph
+    drawn = np.array(data.draw(sequences(graph, max_extra=6)), dtype=np.int32)
+    given_runs = in_turn(graph, in_default_order(graph, drawn))
+    late = as_late_as_possible(graph, given_runs)
+    seen = simulate(graph, Schedule.from_ops(graph, late)).checked()
+    assert (seen.counts <= np.bincount(given_runs, minlength=len(graph.ops))).all()
+    assert late[np.sort(np.unique(late, return_index=True)[1])].tolist() == list(graph.order)
 
 
 @settings(max_examples=60)
