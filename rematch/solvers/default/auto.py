@@ -23,6 +23,9 @@ until the deadline.
 time and one that holds less memory for the rest (`orders`), and the bound is one that holds for every order; the log
 has that of the default order.
 
+Where the graph has a link to host memory, recomputation alone has a third of the time. The rest goes to schedules that
+also move values, and to a bound that holds for these (`transfers`).
+
 With `threads=1` the two take turns, the local search for `iterations` moves each time, so that a run that is not cut
 short by the clock is the same every time.
 """
@@ -60,10 +63,12 @@ from rematch.solvers.default.orders import any_order_bound, lighter_order
 from rematch.solvers.exhaustive import Exhaustive
 from rematch.solvers.incumbent import Incumbent
 from rematch.solvers.minimum import smallest_budget, surely_needed_bytes
+from rematch.solvers.transfers.joint import search_jointly
 
 _MOVES_AT_ONCE = 20_000  # of local search, between two looks at what the relaxation found
 _DEFAULT_ORDER_SHARE = 0.5  # of the time, with order="any"
 _ANY_ORDER_BOUND_SHARE = 0.3  # of the time that is left then, at most
+_ALONE_SHARE = 1 / 3  # of the time, for recomputation alone where values can move too
 _MOVES_OF_ONE_PASS = 60_000  # without a schedule, before stages get a second pass
 _HEAD_START_SECONDS = 1.0  # of local search before the relaxation, whose work a good cut-off shortens
 _GREEDY_SHARE = 0.05  # of the time limit at most
@@ -79,6 +84,7 @@ class Auto(Solver):
     """Near-optimal in seconds, with a proof of how near."""
 
     name = "auto"
+    moves_values = True
     paper = "our own: greedy, anneal and epochs together, and published methods where these find nothing"
 
     seed: int = 0
@@ -100,6 +106,8 @@ class Auto(Solver):
         Anneal().prepare()
 
     def solve(self, problem: Problem, *, deadline: Deadline, on_progress: OnProgress) -> Solution:
+        if problem.graph.link is not None:
+            return self._with_link(problem, deadline, on_progress)
         if self.order == "any":
             return self._in_any_order(problem, deadline, on_progress)
         reserve = min(_BUDGETS_SHARE * deadline.remaining, _BUDGETS_SECONDS)
@@ -127,6 +135,30 @@ class Auto(Solver):
                 known.infeasible_up_to_bytes, problem.budget_bytes if incumbent.infeasible else 0
             ),
             feasible_from_bytes=known.feasible_from_bytes,
+        )
+
+    def _with_link(self, problem: Problem, deadline: Deadline, on_progress: OnProgress) -> Solution:
+        """The best of recomputation alone and of schedules that also move values, with a bound for both."""
+        incumbent = Incumbent(problem, deadline, on_progress, gap=self.gap)
+        if problem.budget_bytes < surely_needed_bytes(problem.graph):
+            incumbent.prove_infeasible(self.name, BoundScope.ANY_ORDER)
+            return incumbent.solution(self.name)
+        alone = self.solve(
+            problem.without_link(),
+            deadline=deadline.within(_ALONE_SHARE * deadline.remaining),
+            on_progress=ignore_progress,
+        )
+        if alone.schedule is not None:
+            incumbent.offer(alone.schedule, "recomputation alone")
+        if not incumbent.over:
+            search_jointly(incumbent, seed=self.seed, threads=self.threads)
+        incumbent.tell(self.name, incumbent.reason or "nothing is left to try")
+        found = incumbent.solution(self.name)
+        if found.schedule is not None:
+            return found
+        infeasible_up_to_bytes = problem.budget_bytes if incumbent.infeasible else None
+        return replace(
+            found, infeasible_up_to_bytes=infeasible_up_to_bytes, feasible_from_bytes=alone.feasible_from_bytes
         )
 
     def _in_any_order(self, problem: Problem, deadline: Deadline, on_progress: OnProgress) -> Solution:

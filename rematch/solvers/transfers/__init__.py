@@ -1,0 +1,1 @@
+"""Keep, compute again or move to host memory: the three choices planned together."""

@@ -1,0 +1,102 @@
+"""Moving values as recomputation: a graph in which some values come back at a price instead of being computed again.
+
+`fetchable = Fetchable.of(graph, {3: 1e-3, 7: 2e-3}); fetchable.steps_of(schedule)`
+
+Each moved value v of an operator p gets an operator `fetch v` right after p, and p makes a token of no bytes in its
+place. `fetch v` reads the token alone and makes v. Its first run stands for p's own output, so the memory of v counts
+as workspace of p. Every other run fetches v from host memory. Tokens weigh nothing, so they can always stay, and a
+method that knows only recomputation then plans fetches and recomputations together. The copies' times are not in this
+graph: `placing` finds places for the copies, and the oracle times them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from rematch.graph import Compute, Fetch, Free, Graph, Offload, Op, Schedule, Value
+from rematch.graph.schedule import Step
+
+
+@dataclass(frozen=True, eq=False)
+class Fetchable:
+    """A graph with operators that fetch, and the way back to schedules of the graph it was made of."""
+
+    graph: Graph
+    reduced: Graph  # operators and values of `graph` have the same numbers in it
+    moved: tuple[int, ...]  # the value that operator len(graph.ops) + i fetches
+
+    @staticmethod
+    def of(graph: Graph, prices: Mapping[int, float]) -> Fetchable:
+        """The graph in which values come back for a price in seconds. They must be of operators other than the loss."""
+        values = sorted(prices)
+        token = {value: len(graph.values) + index for index, value in enumerate(values)}
+        fetcher = {value: len(graph.ops) + index for index, value in enumerate(values)}
+        fetches = tuple(
+            Op(
+                f"fetch {graph.values[value].name}",
+                prices[value],
+                (token[value],),
+                (value,),
+                phase=graph.ops[graph.arrays.producer[value]].phase,
+            )
+            for value in values
+        )
+        reduced = replace(
+            graph,
+            ops=(*(_with_tokens(graph, op, token) for op in graph.ops), *fetches),
+            values=(*graph.values, *(Value(f"token of {graph.values[value].name}", 0) for value in values)),
+            order=tuple(
+                number
+                for op in graph.order
+                for number in (op, *(fetcher[value] for value in graph.ops[op].outputs if value in fetcher))
+            ),
+            link=None,
+        )
+        return Fetchable(graph, reduced, tuple(values))
+
+    def steps_of(self, schedule: Schedule) -> list[Step]:
+        """The steps of `graph` that a schedule of `reduced` stands for, copies right where values are made and read."""
+        count = len(self.graph.ops)
+        run, seen, alive = set[int](), set[int](), set[int]()  # operators; moved values, ever and now on the device
+        again = [int(op) for op, runs in zip(*_counted(schedule), strict=True) if op >= count and runs > 1]
+        leaving = {self.moved[op - count] for op in again}
+        steps: list[Step] = []
+        for step in schedule:
+            if isinstance(step, Compute) and step.op < count:
+                steps.append(step)
+                if step.op in run:  # it makes anew what it need not, which is gone at once
+                    made = [value for value in self.graph.ops[step.op].outputs if value in seen]
+                    steps += [Free(value) for value in made if value not in alive]
+                run.add(step.op)
+            elif isinstance(step, Compute):
+                value = self.moved[step.op - count]
+                if step.op in run and value not in alive:
+                    steps.append(Fetch(value))
+                elif step.op not in run and value in leaving:
+                    steps.append(Offload(value))
+                run.add(step.op)
+                seen.add(value)
+                alive.add(value)
+            elif isinstance(step, Free) and step.value < len(self.graph.values):
+                steps.append(step)
+                alive.discard(step.value)
+        return steps
+
+
+def _with_tokens(graph: Graph, op: Op, token: dict[int, int]) -> Op:
+    """The operator with tokens in the place of those of its outputs that can be fetched."""
+    hidden = [value for value in op.outputs if value in token]
+    return replace(
+        op,
+        outputs=tuple(token.get(value, value) for value in op.outputs),
+        workspace_bytes=op.workspace_bytes + sum(graph.values[value].size_bytes for value in hidden),
+    )
+
+
+def _counted(schedule: Schedule) -> tuple[list[int], list[int]]:
+    """Operators, and how often each runs."""
+    runs: dict[int, int] = {}
+    for op in schedule.ops.tolist():
+        runs[op] = runs.get(op, 0) + 1
+    return list(runs), list(runs.values())
