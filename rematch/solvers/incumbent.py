@@ -32,6 +32,7 @@ class Incumbent:
         gap: float = 0.0,  # points of extra time at which schedule and bound are close enough; 0 searches for the proof
         give_up_seconds: float = math.inf,  # without a schedule by then, the search is over
         scope: BoundScope = BoundScope.DEFAULT_ORDER,  # of bounds and of a proof of infeasibility
+        patient: bool = False,  # search until the deadline, however little there may be to gain
     ) -> None:
         self.problem = problem
         self.deadline = deadline
@@ -44,7 +45,7 @@ class Incumbent:
         self._lock = threading.Lock()
         self._scale = problem.graph.baseline_seconds
         self._close_enough = max(_SAME, gap / 100.0) * self._scale
-        self._weighs_the_wait, self._improved_at = gap > 0.0, 0.0
+        self._weighs_the_wait, self._improved_at = gap > 0.0 and not patient, 0.0
 
     @property
     def overhead_percent(self) -> float:

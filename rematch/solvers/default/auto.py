@@ -139,7 +139,7 @@ class Auto(Solver):
 
     def _with_link(self, problem: Problem, deadline: Deadline, on_progress: OnProgress) -> Solution:
         """The best of recomputation alone and of schedules that also move values, with a bound for both."""
-        incumbent = Incumbent(problem, deadline, on_progress, gap=self.gap)
+        incumbent = Incumbent(problem, deadline, on_progress, gap=self.gap, patient=True)
         if problem.budget_bytes < surely_needed_bytes(problem.graph):
             incumbent.prove_infeasible(self.name, BoundScope.ANY_ORDER)
             return incumbent.solution(self.name)
