@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from rematch.graph import Compute, Fetch, Free, Graph, Offload, Op, Schedule, Value
+from rematch.graph import Compute, Fetch, Free, Graph, Offload, Op, Schedule, Value, simulate
 from rematch.graph.schedule import Step
 
 
@@ -54,6 +54,34 @@ class Fetchable:
             link=None,
         )
         return Fetchable(graph, reduced, tuple(values))
+
+    def start_from(self, runs: list[int]) -> Schedule | None:
+        """The schedule of `reduced` that does the same as `runs`: operators of `graph`, and `~value` for a fetch.
+
+        What cannot be fetched here is computed again. None if that is not allowed where it would be.
+        """
+        fetcher = {value: len(self.graph.ops) + index for index, value in enumerate(self.moved)}
+        producer = self.graph.arrays.producer
+        sequence: list[int] = []
+        for run in runs:
+            if run < 0 and ~run in fetcher:
+                sequence.append(fetcher[~run])
+                continue
+            op = run if run >= 0 else int(producer[~run])
+            sequence += [op, *(fetcher[value] for value in self.graph.ops[op].outputs if value in fetcher)]
+        schedule = Schedule.from_ops(self.reduced, sequence)
+        return schedule if simulate(self.reduced, schedule).valid else None
+
+    def runs_of(self, schedule: Schedule) -> list[int]:
+        """What a schedule of `reduced` runs, in the form that `start_from` takes."""
+        count, seen, runs = len(self.graph.ops), set[int](), []
+        for op in schedule.ops.tolist():
+            if op < count:
+                runs.append(op)
+            elif op in seen:
+                runs.append(~self.moved[op - count])
+            seen.add(op)
+        return runs
 
     def steps_of(self, schedule: Schedule) -> list[Step]:
         """The steps of `graph` that a schedule of `reduced` stands for, copies right where values are made and read."""

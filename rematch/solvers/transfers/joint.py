@@ -7,11 +7,13 @@ moves, for the link as it is and for slower ones, are those that the search may 
 at a price (`fetchable`) the local search of recomputation then chooses among all three. Its schedules get places for
 their copies (`placing`) and go to the oracle. Where computation waits for a copy, all copies that kept the link busy up
 to then become dearer in the next round, and all become cheaper with time, so that rounds come to move what the link has
-time for. Rounds begin from nothing and from the best schedule in turn.
+time for. A value that is dearer than computing it again is computed again instead. Rounds begin from
+the best schedule, and now and then from nothing.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -34,34 +36,37 @@ from rematch.solvers.transfers.placing import placed
 _SLOWER = (0.8, 0.6)  # shares of the link's speed for which the relaxation says what to move, besides all of it
 _MOMENTS = (1, 2, 3, 4, 6, 8)  # of the relaxation, round by round
 _WORTH_MOVING = 0.01  # of a value, that the relaxation brings back
-_LEAST_PRICE = 0.02  # of the time that a copy takes
-_PRICE_STEP = 0.5  # of the time that is waited for copies, shared among them; it shrinks with the rounds
-_STEP_ROUNDS = 10  # in which the step halves, and then to a third, and so on
-_CHEAPER = 0.1  # of a price, times the step
+_LEAST_PRICE = 0.04  # of the time that a copy takes
+_PRICE_STEP = 0.1  # of the time that is waited for copies, shared among them; it shrinks with the rounds
+_STEP_ROUNDS = 30  # in which the step halves, and then to a third, and so on
+_CHEAPER = 1.0  # times the step, of a price: by how much it falls in a round
+_ANEW = 3  # every so many rounds begin from nothing
 _MOVES_PER_OP = 40  # of local search in a round
 _LEAST_MOVES = 20_000
+_OTHER_SEED = 1_000_000  # added for the second search
 
 
 def search_jointly(incumbent: Incumbent, *, seed: int = 0, threads: int = 2) -> None:
     """Raise the bound and look for schedules that move values, until the incumbent's search is over.
 
-    With one thread the bound comes first.
+    With one thread the bound comes first. With two it comes beside a search, and is followed by another one.
     """
     movable = _first_round(incumbent)
-    if incumbent.over:
+    if incumbent.over or not movable:
         return
     search = _Search(incumbent, movable, seed)
-    if threads > 1 and movable:
-        worker = _Worker(lambda: search.run(lambda: incumbent.over))
-        worker.start()
-        _raise_bound(incumbent, _MOMENTS[1:])
-        while worker.is_alive():
-            worker.join(0.05)
-        if worker.error is not None:
-            raise worker.error
-    else:
+    if threads == 1:
         _raise_bound(incumbent, _MOMENTS[1:3])
-        search.run(lambda: incumbent.over)
+        search.run()
+        return
+    worker = _Worker(search.run)
+    worker.start()
+    _raise_bound(incumbent, _MOMENTS[1:])
+    _Search(incumbent, movable, seed + _OTHER_SEED).run()
+    while worker.is_alive():
+        worker.join(0.05)
+    if worker.error is not None:
+        raise worker.error
 
 
 class _Worker(threading.Thread):
@@ -152,17 +157,25 @@ class _Search:
         }
         self._price = {value: _LEAST_PRICE * seconds for value, seconds in self._copying.items()}
         self._rounds = 0
-        self._best: tuple[float, Schedule] | None = None  # of the graph in which values come back at a price
+        self._best_seconds = incumbent.seconds
+        self._best: list[int] = [] if incumbent.schedule is None else incumbent.schedule.ops.tolist()  # runs
+        a = graph.arrays
+        repeatable = a.last_stage >= a.first_stage
+        self._recomputing = {
+            value: float(a.seconds[a.producer[value]]) if repeatable[a.producer[value]] else math.inf
+            for value in self._copying
+        }
 
-    def run(self, over: Callable[[], bool]) -> None:
-        while self._copying and not over():
+    def run(self) -> None:
+        """Rounds until the incumbent's search is over."""
+        while self._copying and not self._incumbent.over:
             self._round()
 
     def _round(self) -> None:
         problem = self._incumbent.problem
-        fetchable = Fetchable.of(problem.graph, self._price)
-        again = self._best is not None and self._rounds % 2 == 1
-        start = self._best[1] if again and self._best is not None else None
+        worth = {value: price for value, price in self._price.items() if price <= self._recomputing[value]}
+        fetchable = Fetchable.of(problem.graph, worth)
+        start = fetchable.start_from(self._best) if self._best and self._rounds % _ANEW else None
         search = LocalSearch(
             Problem(fetchable.reduced, problem.budget_bytes), seed=self._seed + self._rounds, start=start
         )
@@ -178,8 +191,8 @@ class _Search:
         schedule = placed(problem, steps)
         self._incumbent.offer(schedule, "joint")
         seconds = simulate(problem.graph, schedule).checked().seconds
-        if self._best is None or seconds < self._best[0]:
-            self._best = seconds, search.best
+        if seconds < self._best_seconds:
+            self._best_seconds, self._best = seconds, fetchable.runs_of(search.best)
         for waited, values in waits(problem.graph, schedule):
             busy = sum(self._copying[value] for value in values)
             for value in values:
