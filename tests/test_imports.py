@@ -115,6 +115,7 @@ SOLVERS_MAY_IMPORT = {
     "registry": set(),
     "incumbent": {"base"},
     "common": {*CONTRACT, "common", "checkpoints"},
+    "default": {*SHARED, "transfers"},  # which `auto` asks where a graph has a link
     "max_batch": {*CONTRACT, "minimum"},
     "rotor": {*SHARED, "rotor", "checkpoints"},
     "feng_huang": {*SHARED, "feng_huang", "checkpoints"},

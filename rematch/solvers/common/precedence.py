@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from rematch.graph import Graph
-from rematch.graph.model import Ints
+from rematch.graph.model import Bools, Ints
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +53,15 @@ class Precedence:
         made = np.flatnonzero(a.producer >= 0)
         np.maximum.at(until, a.producer[made], self.useful_until[made])
         return np.minimum(until, a.last_stage)
+
+    def wanted(self, after: int, through: int) -> Bools:
+        """Values made by position `after` that first computations at `after` + 1 ... `through`, or the end, read."""
+        at = self.graph.arrays.position[self.reader]
+        wanted = np.zeros(len(self.graph.values), dtype=np.bool_)
+        wanted[self.read[(at > after) & (at <= through)]] = True
+        if through >= len(self.graph.ops):
+            wanted |= self.wanted_until >= through
+        return wanted & (self.made_at >= 0) & (self.made_at <= after)
 
     def touched(self, op: int) -> Ints:
         """Values that `op` reads or makes."""

@@ -121,7 +121,7 @@ class EpochModel:
     def _require_inputs(self, epoch: int) -> None:
         """What an epoch computes, for the first time or again, finds its inputs kept or computed in the epoch."""
         moment, end = int(self.moments[epoch]), int(self.ends[epoch])
-        self._require(self.keep[epoch], self.again[epoch], self._wanted(moment, end))
+        self._require(self.keep[epoch], self.again[epoch], self.precedence.wanted(moment, end))
         surely = np.flatnonzero(self._wanted_too_early(moment, end))
         self.program.rows(self.keep[epoch, surely][:, None], 1.0, lower=1.0)
 
@@ -135,16 +135,6 @@ class EpochModel:
         wanted = np.zeros(len(p.graph.values), dtype=np.bool_)
         wanted[p.read[early]] = True
         return wanted
-
-    def _wanted(self, after: int, through: int) -> Bools:
-        """Values made by position `after` that first computations at `after` + 1 ... `through`, or the end, read."""
-        p = self.precedence
-        at = p.graph.arrays.position[p.reader]
-        wanted = np.zeros(len(p.graph.values), dtype=np.bool_)
-        wanted[p.read[(at > after) & (at <= through)]] = True
-        if through >= len(p.graph.ops):
-            wanted |= p.wanted_until >= through
-        return wanted & (p.made_at >= 0) & (p.made_at <= after)
 
     def _require(self, keep: Ints, again: Ints, wanted: Bools) -> None:
         p = self.precedence
@@ -167,7 +157,7 @@ class EpochModel:
             column[both] = self.program.columns(np.zeros(len(both)), integer=False)
             self.program.rows(np.stack((now[both], after[both], column[both]), axis=1), [1.0, 1.0, -1.0], lower=0.0)
             after = column
-            wanted = self._wanted(int(self.moments[epoch]), len(self.precedence.graph.ops))
+            wanted = self.precedence.wanted(int(self.moments[epoch]), len(self.precedence.graph.ops))
             self._require(self.keep[epoch], column, wanted)
 
     def epoch_of(self, stage: int) -> int:
@@ -192,7 +182,7 @@ class EpochModel:
         running = np.zeros(len(p.graph.values), dtype=np.bool_)
         running[p.touched(op)] = True
         held = self._held_at(position)
-        wanted = self._wanted(position, end) & ~running & ~held
+        wanted = self.precedence.wanted(position, end) & ~running & ~held
         room = 1.0 - (a.workspace[op] / self.free_bytes + self.weight[running | held].sum() + self.weight[wanted].sum())
         kept = np.zeros(len(p.graph.values), dtype=np.bool_)
         if epoch + 1 < len(self.moments):

@@ -137,7 +137,7 @@ class JointModel:
 
     def _require_inputs(self, epoch: int) -> None:
         moment, end = int(self.moments[epoch]), int(self.ends[epoch])
-        self._require(self.keep[epoch], self.again[epoch], self.bring[epoch], self._wanted(moment, end))
+        self._require(self.keep[epoch], self.again[epoch], self.bring[epoch], self.precedence.wanted(moment, end))
         brought = np.flatnonzero(self.bring[epoch] != ABSENT)
         columns = np.stack((self.gone[epoch, brought], self.bring[epoch, brought]), axis=1)
         self.program.rows(columns, [1.0, -1.0], lower=0.0)
@@ -151,16 +151,6 @@ class JointModel:
         reader, read = p.reader[reads], p.read[reads]
         columns = np.stack((keep[read], again[producer[read]], bring[read], again[reader]), axis=1)
         self.program.rows(columns, [1.0, 1.0, 1.0, -1.0], lower=0.0)
-
-    def _wanted(self, after: int, through: int) -> Bools:
-        """Values made by position `after` that first computations at `after` + 1 ... `through`, or the end, read."""
-        p = self.precedence
-        at = p.graph.arrays.position[p.reader]
-        wanted = np.zeros(len(p.graph.values), dtype=np.bool_)
-        wanted[p.read[(at > after) & (at <= through)]] = True
-        if through >= len(p.graph.ops):
-            wanted |= p.wanted_until >= through
-        return wanted & (p.made_at >= 0) & (p.made_at <= after)
 
     def _limit_in(self, epoch: int) -> None:
         """The link brings no more than there is time for: in the epoch, and before what reads it."""
@@ -229,7 +219,7 @@ class JointModel:
             there = np.flatnonzero((bring != ABSENT) & (self.gone[epoch] != ABSENT))
             bring = np.where(self.gone[epoch] != ABSENT, bring, ABSENT).astype(np.int32)
             self.program.rows(np.stack((self.gone[epoch, there], bring[there]), axis=1), [1.0, -1.0], lower=0.0)
-            self._require(self.keep[epoch], again, bring, self._wanted(int(self.moments[epoch]), count))
+            self._require(self.keep[epoch], again, bring, self.precedence.wanted(int(self.moments[epoch]), count))
 
     def _joined(self, now: Ints, after: Ints, done: Bools) -> Ints:
         """Columns that say that something happens now or after, at most the sum of the two."""
