@@ -65,7 +65,7 @@ _HOST_SHARE = 0.05  # of a step that the tape may cost before replay is tried
 
 
 _NO_MATTER = ("cache", "progress")  # settings that plans do not depend on
-_NOT_DATA = ("_routes", "_replays", "_unreplayable", "_replay_refused", "_watch", "_lock", "plan_cache")
+_NOT_DATA = ("_routes", "_replays", "_unreplayable", "_replay_refused", "_watch", "_parameters", "_lock", "plan_cache")
 
 
 class Runner:
@@ -91,6 +91,7 @@ class Runner:
         self._replay_refused: str | None = None  # once, for whatever shape; a trace is dear
         self._unreplayable: set[Kind] = set()  # kinds of calls that are traced anew too often
         self._watch: StepWatch | None = None
+        self._parameters: list[weakref.ref[nn.Parameter]] = []  # until one of them is replaced
         self.plan_cache = PlanCache.of(self.planner.settings)
         self._lock = threading.RLock()
 
@@ -213,9 +214,23 @@ class Runner:
         """What tells calls apart that may need plans of their own. A tape follows any path, so this may be coarse."""
         leaves, structure = pytree.tree_flatten((args, kwargs))
         described = tuple(describe(leaf) for leaf in leaves)
-        gradients = sum(parameter.grad is not None for parameter in self.module.parameters())
+        gradients = self._gradients()
         autocast = tuple(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda"))
         return Kind(described, structure, self.module.training, gradients, autocast)
+
+    def _gradients(self) -> int:
+        """How many there are. Walking through a module costs a call of a small one dearly, so parameters are known."""
+        found = 0
+        for known in self._parameters:
+            parameter = known()
+            if parameter is None:
+                break
+            found += parameter.grad is not None
+        else:
+            if self._parameters:
+                return found
+        self._parameters = [weakref.ref(parameter) for parameter in self.module.parameters()]
+        return sum(parameter.grad is not None for parameter in self.module.parameters())
 
     def _new_route(self, key: Kind, args: tuple[Any, ...], kwargs: dict[str, Any], *, ahead: bool = False) -> Route:
         """Find the route for a kind of call; `ahead` of the first such call, what only that needs can wait."""
