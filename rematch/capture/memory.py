@@ -38,10 +38,12 @@ def use_expandable_segments(device: torch.device) -> None:
         _make_segments_expandable()
 
 
-def idle_bytes(device: torch.device) -> int:
-    """What CUDA's allocator has reserved and cannot give back, although no tensor lies there."""
+def idle_blocks(device: torch.device) -> list[int]:
+    """Sizes of the free blocks that CUDA's allocator has between used ones, and so cannot give back."""
     torch.cuda.empty_cache()
-    return torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    segments = [segment for segment in torch.cuda.memory_snapshot() if segment["device"] == index]
+    return [block["size"] for segment in segments for block in segment["blocks"] if block["state"] == "inactive"]
 
 
 def has_expandable_segments() -> bool:

@@ -7,13 +7,15 @@ bytes; this model gives them places as the allocator does: multiples of 512 byte
 smallest free block that is large enough, split, and joined with its free neighbours once it is free again. With
 expandable segments a pool is one range of addresses in which pages are mapped and unmapped; without them every piece
 that was asked of the driver is a segment of its own, which goes back only as a whole. Memory goes back when a request
-would exceed the cap, and not before.
+would exceed the cap, and not before. Segments that are there already, partly full, have free blocks that serve requests
+and never go back.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
+from collections.abc import Sequence
 
 from rematch.graph import Graph, Schedule, simulate
 
@@ -35,13 +37,14 @@ class OutOfMemory(Exception):
 class Block:
     """A stretch of addresses between its neighbours in the same segment."""
 
-    __slots__ = ("address", "mapped", "next", "pool", "previous", "size", "used")
+    __slots__ = ("address", "fixed", "mapped", "next", "pool", "previous", "size", "used")
 
-    def __init__(self, pool: _Pool, address: int, size: int, mapped: bool) -> None:
+    def __init__(self, pool: _Pool, address: int, size: int, mapped: bool, fixed: bool = False) -> None:
         self.pool = pool
         self.address = address
         self.size = size
         self.mapped = mapped
+        self.fixed = fixed  # in a segment that others have a part of, so that it cannot go back to the driver
         self.used = False
         self.previous: Block | None = None
         self.next: Block | None = None
@@ -65,6 +68,13 @@ class Allocator:
     def free(self, block: Block) -> None:
         """Take a tensor's block back."""
         block.pool.free(block)
+
+    def share(self, idle: Sequence[int]) -> None:
+        """Take over free blocks of these sizes, which lie between blocks of others."""
+        for number, size in enumerate(idle):
+            pool = self._small if size <= _SMALL_BYTES else self._large
+            pool.free(Block(pool, 2**62 + number * 2**50, size, mapped=True, fixed=True))
+            self.mapped_bytes += size
 
     def make_room(self, size: int) -> None:
         """See to it that so many bytes may be mapped."""
@@ -132,7 +142,7 @@ class _Pool(ABC):
 
     def _split(self, block: Block, size: int) -> Block:
         """Cut the block after `size`; returns the rest."""
-        rest = Block(self, block.address + size, block.size - size, block.mapped)
+        rest = Block(self, block.address + size, block.size - size, block.mapped, block.fixed)
         rest.previous, rest.next = block, block.next
         if block.next is not None:
             block.next.previous = rest
@@ -164,6 +174,8 @@ class _SegmentedPool(_Pool):
     def give_back(self) -> None:
         whole = [block for _, _, block in self.available if block.previous is None and block.next is None]
         for block in whole:
+            if block.fixed:
+                continue
             self._take(block)
             self.allocator.mapped_bytes -= block.size
 
@@ -232,7 +244,7 @@ class _ExpandablePool(_Pool):
         for _, _, block in list(self.available):
             begin = -(-block.address // self.segment) * self.segment
             end = (block.address + block.size) // self.segment * self.segment
-            if begin < end:
+            if begin < end and not block.fixed:
                 self._take(block)
                 self._unmap(block, begin, end)
 
@@ -253,13 +265,18 @@ class _ExpandablePool(_Pool):
             self._join(before, block)
 
 
-def fits(graph: Graph, schedule: Schedule, cap_bytes: int, *, expandable: bool = True) -> bool:
-    """Whether a process trains by this schedule that may reserve `cap_bytes`."""
+def fits(
+    graph: Graph, schedule: Schedule, cap_bytes: int, *, expandable: bool = True, idle: Sequence[int] = ()
+) -> bool:
+    """Whether a process trains by this schedule that may reserve `cap_bytes`, and has `idle` blocks already."""
     allocator = Allocator(cap_bytes, expandable=expandable)
     try:
         for value in graph.values:
             if value.resident and value.size_bytes:
                 allocator.allocate(value.size_bytes)
+        allocator.share(idle)
+        if allocator.mapped_bytes > cap_bytes:
+            return False
         for _ in range(_STEPS):
             _run(graph, schedule, allocator)
     except OutOfMemory:
@@ -285,15 +302,15 @@ def _run(graph: Graph, schedule: Schedule, allocator: Allocator) -> None:
         allocator.free(block)
 
 
-def least_cap(graph: Graph, schedule: Schedule, *, expandable: bool = True) -> int:
+def least_cap(graph: Graph, schedule: Schedule, *, expandable: bool = True, idle: Sequence[int] = ()) -> int:
     """The smallest number of bytes that a process must be allowed to reserve to train by this schedule."""
     low = simulate(graph, schedule).peak_bytes
     high = low
-    while not fits(graph, schedule, high, expandable=expandable):
+    while not fits(graph, schedule, high, expandable=expandable, idle=idle):
         low, high = high, high + max(_LARGE_SEGMENT, high // 50)
     while high - low > max(_SEGMENT_UNIT, _PRECISION * high):
         middle = (low + high) // 2
-        if fits(graph, schedule, middle, expandable=expandable):
+        if fits(graph, schedule, middle, expandable=expandable, idle=idle):
             high = middle
         else:
             low = middle

@@ -18,7 +18,7 @@ import psutil  # type: ignore[import-untyped]
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from rematch.capture.memory import has_expandable_segments, idle_bytes
+from rematch.capture.memory import has_expandable_segments, idle_blocks
 from rematch.errors import BudgetInfeasible
 from rematch.graph import Graph, Schedule, baseline, simulate
 from rematch.graph.model import ALREADY_ALLOCATED
@@ -151,10 +151,10 @@ class Planner:
         """
         if not self._has_allocator(device) or self.settings.budget == AUTO:
             return found
-        cap_bytes = parse_budget(self.settings.budget, self.whole_bytes or 1) - idle_bytes(device)
-        expandable = has_expandable_segments()
+        cap_bytes = parse_budget(self.settings.budget, self.whole_bytes or 1)
+        places = _Places(device)
         best, bound = found, found.lower_bound_seconds
-        least_bytes = _needed(problem.graph, found, expandable)
+        least_bytes = places.needed_bytes(problem.graph, found.schedule)
         feasible_bytes, tight_bytes = problem.budget_bytes, problem.budget_bytes - max(0, least_bytes - cap_bytes)
         for _ in range(_MOST_PLACINGS):
             if least_bytes <= cap_bytes or tight_bytes < (1 - _MOST_LEFT_TO_ALLOCATOR) * problem.budget_bytes:
@@ -164,7 +164,7 @@ class Planner:
             except BudgetInfeasible:
                 tight_bytes = (feasible_bytes + tight_bytes) // 2
                 continue
-            needed_bytes = _needed(problem.graph, tried, expandable)
+            needed_bytes = places.needed_bytes(problem.graph, tried.schedule)
             if needed_bytes < least_bytes:
                 least_bytes = needed_bytes
                 best = replace(tried, status=Status.FEASIBLE, lower_bound_seconds=bound)
@@ -174,7 +174,7 @@ class Planner:
             compact = self._smallest(problem.graph, int((1 - _MOST_LEFT_TO_ALLOCATOR) * cap_bytes))
             worth_seconds = _MOST_FOR_PLACES * problem.graph.baseline_seconds
             more_seconds = _seconds(problem.graph, compact) - _seconds(problem.graph, best)
-            if more_seconds <= worth_seconds and _needed(problem.graph, compact, expandable) < least_bytes:
+            if more_seconds <= worth_seconds and places.needed_bytes(problem.graph, compact.schedule) < least_bytes:
                 best = replace(compact, lower_bound_seconds=bound)
         return best
 
@@ -238,8 +238,7 @@ class Planner:
         works_bytes = self.budget_for(possible_bytes, device)
         if self._has_allocator(device):
             schedule, _ = tightest(problem.graph, possible_bytes)
-            reserved_bytes = least_cap(problem.graph, schedule, expandable=has_expandable_segments())
-            works_bytes = max(works_bytes, reserved_bytes + idle_bytes(device))
+            works_bytes = max(works_bytes, _Places(device).needed_bytes(problem.graph, schedule))
         return BudgetInfeasible(
             f"a budget of {format_bytes(problem.budget_bytes)} {verdict} by {problem.graph.name}: "
             f"the smallest that was found to work is {works_bytes} bytes ({format_bytes(works_bytes)}).\n"
@@ -268,9 +267,16 @@ def _seconds(graph: Graph, found: Solution) -> float:
     return simulate(graph, found.schedule).seconds
 
 
-def _needed(graph: Graph, found: Solution, expandable: bool) -> int:
-    assert found.schedule is not None
-    return least_cap(graph, found.schedule, expandable=expandable)
+class _Places:
+    """What CUDA's allocator needs for a schedule, as it works now and with what it has already."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._expandable = has_expandable_segments()
+        self._idle = idle_blocks(device)
+
+    def needed_bytes(self, graph: Graph, schedule: Schedule | None) -> int:
+        assert schedule is not None
+        return least_cap(graph, schedule, expandable=self._expandable, idle=self._idle)
 
 
 @cache

@@ -38,6 +38,20 @@ def test_what_is_free_goes_back_to_the_driver_only_at_the_cap() -> None:
             allocator.allocate(40 * MIB)
 
 
+def test_idle_blocks_of_others_segments_are_used_and_never_given_back() -> None:
+    for expandable in (False, True):
+        allocator = Allocator(60 * MIB, expandable=expandable)
+        allocator.share([8 * MIB, 12 * MIB])
+        small = allocator.allocate(7 * MIB)
+        assert allocator.mapped_bytes == 20 * MIB
+        allocator.allocate(40 * MIB)
+        assert allocator.mapped_bytes == 60 * MIB
+        allocator.free(small)
+        with pytest.raises(OutOfMemory):
+            allocator.allocate(13 * MIB)
+        allocator.allocate(12 * MIB)
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 64 * MIB), st.booleans(), st.integers(0, 10)), min_size=1, max_size=60),
@@ -110,6 +124,7 @@ def test_a_schedule_needs_at_least_its_peak_and_everything_fits_at_the_least_cap
 def test_plans_for_a_card_leave_room_for_what_is_free_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = chain(16, (70, 45, 25))
     monkeypatch.setattr("rematch.planning.planner.has_expandable_segments", lambda: False)
+    monkeypatch.setattr("rematch.planning.planner.idle_blocks", lambda device: [])
     budget_bytes = int(0.6 * simulate(graph, baseline(graph)).peak_bytes)
 
     def needed(device: str) -> int:
