@@ -70,18 +70,28 @@ def min_budget(graph: Graph, order: Order = "any") -> int:
     """The smallest budget for which there is a schedule, exactly."""
     if len(graph.ops) > MOST_OPERATORS:
         raise SolverError(f"min_budget takes at most {MOST_OPERATORS} operators; {graph.name!r} has {len(graph.ops)}")
+    return simulate(graph, leanest_schedule(graph, order, Deadline())[1]).peak_bytes
+
+
+def leanest_schedule(graph: Graph, order: Order, deadline: Deadline) -> tuple[int, Schedule]:
+    """The largest budget proved infeasible by `deadline`, and the schedule with the smallest peak found by then."""
     infeasible = graph.largest_op_bytes - 1
-    feasible = simulate(graph, baseline(graph)).checked().peak_bytes
+    schedule = baseline(graph)
+    feasible = simulate(graph, schedule).checked().peak_bytes
     while feasible - infeasible > 1:
         budget = (infeasible + feasible) // 2
-        sequence = _Search(graph, budget, order, timed=False).fastest(Deadline())
+        try:
+            sequence = _Search(graph, budget, order, timed=False).fastest(deadline)
+        except TimeoutError:
+            break
         if sequence is None:
             infeasible = budget
             continue
-        feasible = simulate(graph, Schedule.from_ops(graph, sequence)).checked().peak_bytes
+        schedule = Schedule.from_ops(graph, sequence)
+        feasible = simulate(graph, schedule).checked().peak_bytes
         if feasible > budget:  # never, but if it happened the loop would not end
             raise ScheduleError(f"the search took a schedule with a peak of {feasible} bytes to fit into {budget}")
-    return feasible
+    return infeasible, schedule
 
 
 class _Search:

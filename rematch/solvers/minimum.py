@@ -2,7 +2,8 @@
 
 `smallest_budget(graph, Deadline(10)).feasible_from_bytes`
 
-From below by the linear relaxation of the epoch model, from above by local search; both halve the range in between.
+From below by the linear relaxation of the epoch model, from above by local search; both halve the range in between. On
+tiny graphs the exhaustive search does both, down to the byte.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from rematch.solvers.common.local_search import LocalSearch
 from rematch.solvers.common.precedence import Precedence
 from rematch.solvers.default.epoch_model import EpochModel, Refinement
 from rematch.solvers.default.epochs import first_moments
+from rematch.solvers.exhaustive import MOST_OPERATORS, leanest_schedule
 
 _CLOSE = 0.005  # of the budget: the ranges are not halved further than this
 _MOMENTS = 8  # at which the program that proves a budget impossible enforces memory
@@ -37,8 +39,13 @@ def surely_needed_bytes(graph: Graph) -> int:
     return max(graph.largest_op_bytes, graph.end_bytes)
 
 
-def smallest_budget(graph: Graph, deadline: Deadline, *, seed: int = 0) -> BudgetRange:
-    """Close in on the smallest feasible budget from both sides until `deadline`."""
+def smallest_budget(graph: Graph, deadline: Deadline, *, seed: int = 0, exhaustive: bool = True) -> BudgetRange:
+    """Close in on the smallest feasible budget from both sides until `deadline`; tiny graphs by `exhaustive` search."""
+    if exhaustive and len(graph.ops) <= MOST_OPERATORS:
+        impossible, schedule = leanest_schedule(graph, "default", deadline)
+        return BudgetRange(
+            max(impossible, surely_needed_bytes(graph) - 1), simulate(graph, schedule).peak_bytes, schedule
+        )
     impossible = surely_needed_bytes(graph) - 1
     schedule = baseline(graph)
     possible = simulate(graph, schedule).peak_bytes

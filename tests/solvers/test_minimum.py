@@ -19,9 +19,17 @@ SECONDS = 0.05  # a range is valid whenever it is looked at, so little time is e
 @settings(max_examples=60)
 def test_the_exact_smallest_budget_lies_in_the_range(problem: Problem) -> None:
     graph = problem.graph
-    known = smallest_budget(graph, Deadline(SECONDS))
+    known = smallest_budget(graph, Deadline(SECONDS), exhaustive=False)
     assert known.infeasible_up_to_bytes < min_budget(graph, "default") <= known.feasible_from_bytes
     assert peak_bytes(graph, known.schedule) <= known.feasible_from_bytes
+
+
+@given(tiny_problems())
+@settings(max_examples=20)
+def test_the_range_of_a_tiny_graph_is_exact(problem: Problem) -> None:
+    known = smallest_budget(problem.graph, Deadline())
+    assert known.infeasible_up_to_bytes + 1 == min_budget(problem.graph, "default") == known.feasible_from_bytes
+    assert peak_bytes(problem.graph, known.schedule) == known.feasible_from_bytes
 
 
 @given(tiny_problems())
@@ -49,7 +57,7 @@ def test_the_relaxation_proves_more_than_the_largest_operator() -> None:
     )
     graph = Graph(ops, (Value("x", 4000), Value("y", 4000), Value("z", 2000)))
     assert (graph.largest_op_bytes, min_budget(graph, "default")) == (6000, 10_000)
-    known = smallest_budget(graph, Deadline(0.5))
+    known = smallest_budget(graph, Deadline(0.5), exhaustive=False)
     assert 9900 < known.infeasible_up_to_bytes < 10_000
     assert known.feasible_from_bytes == 10_000
 

@@ -6,12 +6,13 @@ Local search (as in `anneal`) finds good schedules fast and proves nothing; the 
 lifted schedules are often optimal, or nearly within the budget. They run in two threads, whose inner loops are compiled
 and let go of Python's lock, and share one incumbent: the relaxation searches only below the best schedule known, and
 each lifted schedule that breaks the budget goes to the local search to repair. The relaxation comes first without whole
-numbers, which takes seconds for 50,000 operators.
+numbers, which takes seconds for 50,000 operators. A tiny graph needs none of this: it is searched exhaustively first,
+which takes well under a second (`exhaustive=False` leaves that out, so that the other parts can be tested on graphs
+whose optimum is known).
 
 If nothing is found by then and nothing proved, published methods that need little time are asked in turn (tree
 decompositions, checkpoints, chains of blocks), each for a share of the time, and a second local search makes two passes
 through each stage, for budgets that no single pass can keep, while a third lowers the budget step by step (`descent`).
-The exhaustive search has the last word on tiny graphs.
 Where nothing was found, the last part of the time goes to saying which budgets can be kept. The solution's log tells
 what was tried, what it found, and why the search ended.
 
@@ -71,6 +72,7 @@ _ANY_ORDER_BOUND_SHARE = 0.3  # of the time that is left then, at most
 _ALONE_SHARE = 1 / 3  # of the time, for recomputation alone where values can move too
 _MOVES_OF_ONE_PASS = 60_000  # without a schedule, before stages get a second pass
 _HEAD_START_SECONDS = 1.0  # of local search before the relaxation, whose work a good cut-off shortens
+_EXHAUSTIVE_SHARE = 0.5  # of the time limit at most, for a tiny graph
 _GREEDY_SHARE = 0.05  # of the time limit at most
 _GREEDY_SECONDS = 2.0  # and at most: its time grows with the square of the graph
 _OTHERS = ("twremat", "feng_huang", "rotor")  # in the order of the time they take
@@ -94,6 +96,7 @@ class Auto(Solver):
     gap: float = 0.1  # points of extra time: how close to the bound is good enough
 
     order: Order = "default"  # of first computations
+    exhaustive: bool = True  # search tiny graphs exhaustively before anything else
 
     def __post_init__(self) -> None:
         if self.order not in get_args(Order):
@@ -109,6 +112,8 @@ class Auto(Solver):
         if problem.graph.link is not None:
             return self._with_link(problem, deadline, on_progress)
         if self.order == "any":
+            if problem.graph.recompute_after_loss:  # first computations are the user's own, in their own order
+                return replace(self, order="default").solve(problem, deadline=deadline, on_progress=on_progress)
             return self._in_any_order(problem, deadline, on_progress)
         reserve = min(_BUDGETS_SHARE * deadline.remaining, _BUDGETS_SECONDS)
         incumbent = Incumbent(
@@ -117,18 +122,17 @@ class Auto(Solver):
         if problem.budget_bytes < surely_needed_bytes(problem.graph):
             incumbent.prove_infeasible(self.name, BoundScope.ANY_ORDER)
         incumbent.offer(baseline(problem.graph), "noremat")
+        self._search_exhaustively(incumbent)
         if not incumbent.over:
             seconds = min(_GREEDY_SHARE * deadline.remaining, _GREEDY_SECONDS)
             incumbent.offer(greedy_schedule(problem, deadline.within(seconds)), "greedy")
         if not incumbent.over:
             self.improve(incumbent)
-        if incumbent.schedule is None and not incumbent.infeasible:
-            _search_exhaustively(incumbent)
         incumbent.tell(self.name, incumbent.reason or "nothing is left to try")
         solution = incumbent.solution(self.name)
         if solution.schedule is not None:
             return solution
-        known = smallest_budget(problem.graph, deadline.within(_BUDGETS_SECONDS), seed=self.seed)
+        known = smallest_budget(problem.graph, deadline.within(_BUDGETS_SECONDS), seed=self.seed, exhaustive=self.exhaustive)
         return replace(
             solution,
             infeasible_up_to_bytes=max(
@@ -165,12 +169,16 @@ class Auto(Solver):
         """The best over the default order and a lighter one, with a bound for every order."""
         in_order = replace(self, order="default")
         incumbent = Incumbent(problem, deadline, on_progress, gap=self.gap, scope=BoundScope.ANY_ORDER)
+        self._search_exhaustively(incumbent)
+        if incumbent.closed:
+            incumbent.tell(self.name, incumbent.reason)
+            return incumbent.solution(self.name)
         lighter = lighter_order(problem.graph)
         seconds = deadline.remaining * (1.0 if lighter is None else _DEFAULT_ORDER_SHARE)
         solution = in_order.solve(problem, deadline=deadline.within(seconds), on_progress=on_progress)
         decided = solution.status in (Status.OPTIMAL, Status.INFEASIBLE)
-        if problem.graph.recompute_after_loss or (decided and solution.bound_scope is BoundScope.ANY_ORDER):
-            return solution  # there is no other order, or none that could do better
+        if decided and solution.bound_scope is BoundScope.ANY_ORDER:
+            return solution  # no other order could do better
         self._offer(incumbent, solution, "the default order")
         bound = any_order_bound(problem, deadline.within(_ANY_ORDER_BOUND_SHARE * deadline.remaining))
         if bound is not None and bound.infeasible:
@@ -193,6 +201,19 @@ class Auto(Solver):
         if solution.lower_bound_seconds is not None:
             extra = (solution.lower_bound_seconds / (incumbent.problem.graph.baseline_seconds or 1.0) - 1.0) * 100.0
             incumbent.tell(self.name, f"{order}: at least +{extra:.3f} %")
+
+    def _search_exhaustively(self, incumbent: Incumbent) -> None:
+        """The fastest schedule of a tiny graph, or the proof that there is none, as far as there is time."""
+        solver = Exhaustive(order=self.order)
+        if incumbent.over or not self.exhaustive or not solver.applicable(incumbent.problem):
+            return
+        deadline = incumbent.deadline.within(_EXHAUSTIVE_SHARE * incumbent.deadline.remaining)
+        found = solver.solve(incumbent.problem, deadline=deadline, on_progress=ignore_progress)
+        if found.schedule is not None:
+            incumbent.offer(found.schedule, solver.name)
+            incumbent.raise_bound(incumbent.overhead_percent, solver.name)
+        elif found.status is Status.INFEASIBLE:
+            incumbent.prove_infeasible(solver.name)
 
     def improve(self, incumbent: Incumbent) -> None:
         """Local search and the relaxation from what is known, until the search is over."""
@@ -245,19 +266,6 @@ def _ask_others(incumbent: Incumbent) -> None:
             incumbent.tell(name, "no schedule within the budget")
         elif not offer_in_default_order(incumbent, found.schedule.ops, name):
             incumbent.offer(found.schedule, name)  # better than none, though local search cannot start from it
-
-
-def _search_exhaustively(incumbent: Incumbent) -> None:
-    """The ground truth for a tiny graph, as far as there is time."""
-    solver = Exhaustive(order="default")
-    if not solver.applicable(incumbent.problem):
-        return
-    deadline = incumbent.deadline.within(0.5 * incumbent.deadline.remaining)
-    found = solver.solve(incumbent.problem, deadline=deadline, on_progress=ignore_progress)
-    if found.schedule is not None:
-        incumbent.offer(found.schedule, solver.name)
-    elif found.status is Status.INFEASIBLE:
-        incumbent.prove_infeasible(solver.name)
 
 
 class _LocalSearchThread(threading.Thread):

@@ -64,11 +64,12 @@ def test_a_lighter_order_keeps_the_rules_of_the_graph(graph: Graph) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_any_order_beats_recomputation(threads: int) -> None:
+@pytest.mark.parametrize("exhaustive", [False, True])
+def test_any_order_beats_recomputation(exhaustive: bool, threads: int) -> None:
     problem = two_to_shrink()
+    auto = Auto(threads=threads, iterations=20_000, gap=0.0, exhaustive=exhaustive)
     in_order, anyhow = (
-        solve(problem, Auto(threads=threads, iterations=20_000, order=order, gap=0.0), time_limit=10.0)
-        for order in ("default", "any")
+        solve(problem, replace(auto, order=order), time_limit=10.0) for order in ("default", "any")
     )
     assert (in_order.lower_bound_seconds, in_order.bound_scope) == (pytest.approx(6.0), BoundScope.DEFAULT_ORDER)
     assert anyhow.schedule is not None

@@ -17,7 +17,8 @@ def test_nothing_is_claimed_above_the_truth_and_nothing_feasible_missed(kind: st
     counts: Counter[str] = Counter()
     wrong = [failure for number in range(20) for failure in check(number, 1, kind, counts)]
     assert wrong == []
-    assert counts["missed"] == 0
+    assert counts["auto: missed"] == counts["parts: missed"] == counts["auto: slower"] == 0
+    assert counts["auto: proved"] == counts["problems"]
     assert counts["problems"] > counts["feasible"] > 10
 
 
