@@ -10,7 +10,8 @@ numbers, which takes seconds for 50,000 operators. A tiny graph needs none of th
 which takes well under a second (`exhaustive=False` leaves that out, so that the other parts can be tested on graphs
 whose optimum is known).
 
-If nothing is found by then and nothing proved, published methods that need little time are asked in turn (tree
+If nothing is found by then and nothing proved, the solver asks whether some first computation needs more than the
+budget whatever is recomputed (`least_memory`). If not, published methods that need little time are asked in turn (tree
 decompositions, checkpoints, chains of blocks), each for a share of the time, and a second local search makes two passes
 through each stage, for budgets that no single pass can keep, while a third lowers the budget step by step (`descent`).
 Where nothing was found, the last part of the time goes to saying which budgets can be kept. The solution's log tells
@@ -53,8 +54,10 @@ from rematch.solvers.base import (
     ignore_progress,
     make_solver,
 )
+from rematch.solvers.common.least_memory import most_needed_bytes
 from rematch.solvers.common.local_search import LocalSearch
 from rematch.solvers.common.order import Order
+from rematch.solvers.common.precedence import Precedence
 from rematch.solvers.common.pruning import offer_in_default_order
 from rematch.solvers.default.anneal import Anneal
 from rematch.solvers.default.descent import Descent
@@ -132,7 +135,9 @@ class Auto(Solver):
         solution = incumbent.solution(self.name)
         if solution.schedule is not None:
             return solution
-        known = smallest_budget(problem.graph, deadline.within(_BUDGETS_SECONDS), seed=self.seed, exhaustive=self.exhaustive)
+        known = smallest_budget(
+            problem.graph, deadline.within(_BUDGETS_SECONDS), seed=self.seed, exhaustive=self.exhaustive
+        )
         return replace(
             solution,
             infeasible_up_to_bytes=max(
@@ -255,7 +260,9 @@ class Auto(Solver):
 
 
 def _ask_others(incumbent: Incumbent) -> None:
-    """Published methods in turn, until one finds a schedule within the budget."""
+    """If there is no schedule: first computations may need too much; then published methods, until one finds some."""
+    if incumbent.schedule is None and not incumbent.over:
+        _look_for_a_proof(incumbent)
     for name in _OTHERS:
         solver = make_solver(name)
         if incumbent.schedule is not None or incumbent.over or not solver.applicable(incumbent.problem):
@@ -266,6 +273,14 @@ def _ask_others(incumbent: Incumbent) -> None:
             incumbent.tell(name, "no schedule within the budget")
         elif not offer_in_default_order(incumbent, found.schedule.ops, name):
             incumbent.offer(found.schedule, name)  # better than none, though local search cannot start from it
+
+
+def _look_for_a_proof(incumbent: Incumbent) -> None:
+    """Whether some first computation needs more than the budget, whatever is recomputed."""
+    deadline = incumbent.deadline.within(_OTHERS_SHARE * incumbent.deadline.remaining)
+    budget_bytes = incumbent.problem.budget_bytes
+    if most_needed_bytes(Precedence.of(incumbent.problem.graph), deadline, budget_bytes) > budget_bytes:
+        incumbent.prove_infeasible("auto")
 
 
 class _LocalSearchThread(threading.Thread):

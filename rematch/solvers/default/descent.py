@@ -3,9 +3,10 @@
 `descent = Descent(problem); descent.run(100_000); descent.found`
 
 At a tight budget a search that starts from no recomputation wanders among states that are far over the budget. Here
-each step has a budget between the peak of the best schedule so far and the problem's, and begins from that schedule, so
-that the search is never far from what it looks for. After a step that fails the next one is smaller. Stages have two
-passes, as some budgets can only be kept by recomputing an operator twice between two first computations.
+each step has a budget between the peak of the last schedule and the problem's, and begins from that schedule, so that
+the search is never far from what it looks for. After a step that fails the next one is smaller. Stages have two passes,
+as some budgets can only be kept by recomputing an operator twice between two first computations. Where several steps
+fail one after the other, the descent begins anew with four passes, whose moves are slower, and other random numbers.
 """
 
 from __future__ import annotations
@@ -20,36 +21,57 @@ _SMALLER, _LARGER = 0.5, 1.5  # the next step, after one that failed and one tha
 _LAST_STEP = 0.01  # of the budget: from so near above, the next step goes all the way
 _PATIENCE = 40_000  # moves of a step
 _MOVES_AT_ONCE = 2_000  # between two looks at whether the step is done
-_PASSES = 2
+_FIRST_PASSES, _MOST_PASSES = 2, 4
+_FAILED_IN_A_ROW = 3  # steps, before the descent begins anew
 
 
 class Descent:
     """A search for any schedule within the budget, which can be stopped and continued."""
 
     def __init__(self, problem: Problem, *, seed: int = 0) -> None:
-        self._problem, self._seed = problem, seed
-        self._schedule = baseline(problem.graph)
-        self._peak = simulate(problem.graph, self._schedule).peak_bytes
-        self._step, self._steps = _FIRST_STEP, 0
+        self._problem, self._seed, self._steps = problem, seed, 0
+        self._leanest = baseline(problem.graph)
+        self._least_peak = simulate(problem.graph, self._leanest).peak_bytes
+        self._descents = 0
+        self._begin(_FIRST_PASSES)
+
+    def _begin(self, passes: int) -> None:
+        """From the peak without recomputation."""
+        self._passes, self._descents = passes, self._descents + 1
+        self._schedule = baseline(self._problem.graph)
+        self._peak = simulate(self._problem.graph, self._schedule).peak_bytes
+        self._step, self._failed = _FIRST_STEP, 0
         self._search = self._next_search()
+
+    @property
+    def leanest(self) -> Schedule:
+        """The schedule with the smallest peak so far."""
+        return self._leanest
 
     @property
     def found(self) -> Schedule | None:
         """A schedule within the budget."""
-        return self._schedule if self._peak <= self._problem.budget_bytes else None
+        return self._leanest if self._least_peak <= self._problem.budget_bytes else None
 
     @property
     def finished(self) -> bool:
         """Whether more moves cannot help: there is a schedule, or nothing can be recomputed."""
         return self.found is not None or self._search.finished
 
+    @property
+    def stuck(self) -> bool:
+        """Whether descents have ended above the budget, also with as many passes as there may be."""
+        return self._descents > 2
+
     def search(self) -> LocalSearch:
         """A local search that goes on from what was found."""
-        return LocalSearch(self._problem, seed=self._seed, start=self.found, passes=_PASSES)
+        return LocalSearch(self._problem, seed=self._seed, start=self.found, passes=self._passes)
 
     def adopt(self, schedule: Schedule) -> None:
         """Go on from `schedule`, whose first computations follow the default order, if it holds less memory."""
         peak = simulate(self._problem.graph, schedule).checked().peak_bytes
+        if peak < self._least_peak:
+            self._leanest, self._least_peak = schedule, peak
         if peak < self._peak:
             self._schedule, self._peak = schedule, peak
             self._search = self._next_search()
@@ -60,11 +82,14 @@ class Descent:
             self._search.run(_MOVES_AT_ONCE)
             moves -= _MOVES_AT_ONCE
             if self._search.best is not None:
-                self._step = min(_LARGER * self._step, _FIRST_STEP)
+                self._step, self._failed = min(_LARGER * self._step, _FIRST_STEP), 0
                 self.adopt(self._search.best)
             elif self._search.moves >= _PATIENCE:
-                self._step = max(_SMALLER * self._step, _LEAST_STEP)
-                self._search = self._next_search()
+                self._step, self._failed = max(_SMALLER * self._step, _LEAST_STEP), self._failed + 1
+                if self._failed == _FAILED_IN_A_ROW:
+                    self._begin(_MOST_PASSES)
+                else:
+                    self._search = self._next_search()
 
     def _next_search(self) -> LocalSearch:
         target = self._problem.budget_bytes
@@ -74,5 +99,8 @@ class Descent:
         )
         self._steps += 1
         return LocalSearch(
-            Problem(self._problem.graph, budget), seed=self._seed + self._steps, start=self._schedule, passes=_PASSES
+            Problem(self._problem.graph, budget),
+            seed=self._seed + self._steps,
+            start=self._schedule,
+            passes=self._passes,
         )

@@ -34,7 +34,7 @@ from rematch.solvers.feng_huang.segments import loss_bytes
 
 _MOST_TERMS = 2_000_000  # to look for
 _MOST_WORK = 100_000_000  # vertices times terms that are solved: about a second
-_WORK_PER_SECOND = 30_000_000  # of what is left of the time: solving terms cannot be interrupted
+_WORK_AT_ONCE = 2_000_000  # between two looks at the clock
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,16 @@ class CheckpointSearch:
 
         if not self._tree.nodes:
             return np.zeros(len(terms), np.int64), np.zeros(len(terms))
-        work = int(min(_MOST_WORK, _WORK_PER_SECOND * self._deadline.remaining))
-        most = min(len(terms), max(1, work // len(self._tree.dag)))
-        spent, lost = kernels.solve_terms(self._arrays, terms, most, self._work)
+        at_once = max(1, _WORK_AT_ONCE // len(self._tree.dag))
+        most = min(len(terms), max(1, _MOST_WORK // len(self._tree.dag)))
+        spent, lost = np.empty(len(terms), np.int64), np.empty(len(terms))
+        for end in (0, len(terms) - 1):
+            spent[end], lost[end] = kernels.solve_term(self._arrays, terms[end], np.inf, self._work)
+        ranges, progress = np.zeros((2 * most + 1, 2), np.int64), np.array([0, 1])
+        ranges[0] = 0, len(terms) - 1
+        while progress[0] < progress[1] and not self._deadline.expired:
+            kernels.solve_terms(self._arrays, terms, spent, lost, ranges, progress, at_once, self._work)
+        kernels.solve_terms(self._arrays, terms, spent, lost, ranges, progress, 0, self._work)
         return spent, lost
 
     def checkpoints(self, term: int, price: float = np.inf) -> tuple[int, ...]:

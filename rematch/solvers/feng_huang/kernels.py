@@ -169,32 +169,27 @@ def solve_term(tree, term, price, work):
 
 
 @njit(cache=True)
-def solve_terms(tree, terms, most, work):
-    """What `solve_term` says of each of the ascending `terms`, which is less the larger they are.
+def solve_terms(tree, terms, spent, lost, ranges, progress, most, work):
+    """Fill `spent` and `lost` with what `solve_term` says of each of the ascending `terms`, as far as `most` go.
 
-    Terms between two with equal results have the same. The widest ranges are halved first; after `most` terms the rest
-    get the result of the next smaller one that was solved.
+    Both fall with the terms, so terms between two with equal results have the same. The widest ranges are halved
+    first. `ranges` holds their starts and ends, of which `progress[0]` are done and `progress[1]` known: a call goes on
+    where the last one ended, after `most` further terms. With `most` = 0 all that is left gets the result of the next
+    smaller term that was solved.
     """
-    last = len(terms) - 1
-    spent = np.empty(len(terms), dtype=np.int64)
-    lost = np.empty(len(terms), dtype=np.float64)
-    spent[0], lost[0] = solve_term(tree, terms[0], np.inf, work)
-    spent[last], lost[last] = solve_term(tree, terms[last], np.inf, work)
-    starts, ends = np.empty((2, 2 * most + 3), dtype=np.int64)
-    starts[0], ends[0] = 0, last
-    ranges, solved = 1, 0
-    for index in range(len(starts)):
-        if index == ranges:
-            break
-        start, end = starts[index], ends[index]
-        if end - start < 2 or solved == most or (spent[start] == spent[end] and lost[start] == lost[end]):
+    solved = 0
+    while progress[0] < progress[1] and (solved < most or most == 0):
+        start, end = ranges[progress[0]]
+        progress[0] += 1
+        known = progress[1]
+        same = spent[start] == spent[end] and lost[start] == lost[end]
+        if end - start < 2 or same or most == 0 or known + 2 > len(ranges):
             spent[start + 1 : end] = spent[start]
             lost[start + 1 : end] = lost[start]
             continue
         middle = (start + end) // 2
         spent[middle], lost[middle] = solve_term(tree, terms[middle], np.inf, work)
-        starts[ranges], ends[ranges] = start, middle
-        starts[ranges + 1], ends[ranges + 1] = middle, end
-        ranges += 2
+        ranges[known, 0], ranges[known, 1] = start, middle
+        ranges[known + 1, 0], ranges[known + 1, 1] = middle, end
+        progress[1] += 2
         solved += 1
-    return spent, lost

@@ -68,9 +68,7 @@ def test_a_lighter_order_keeps_the_rules_of_the_graph(graph: Graph) -> None:
 def test_any_order_beats_recomputation(exhaustive: bool, threads: int) -> None:
     problem = two_to_shrink()
     auto = Auto(threads=threads, iterations=20_000, gap=0.0, exhaustive=exhaustive)
-    in_order, anyhow = (
-        solve(problem, replace(auto, order=order), time_limit=10.0) for order in ("default", "any")
-    )
+    in_order, anyhow = (solve(problem, replace(auto, order=order), time_limit=10.0) for order in ("default", "any"))
     assert (in_order.lower_bound_seconds, in_order.bound_scope) == (pytest.approx(6.0), BoundScope.DEFAULT_ORDER)
     assert anyhow.schedule is not None
     assert simulate(problem.graph, anyhow.schedule).checked().seconds == 4.0

@@ -294,6 +294,19 @@ def test_many_terms_are_solved_without_solving_each() -> None:
     assert lost.tolist() == pytest.approx([float(alone[0]) for _, alone in one_by_one])
 
 
+def test_when_the_time_is_over_only_the_first_and_last_terms_are_solved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two looks at the clock little is done, so that a busy machine does not make the search overrun."""
+    tree = divide(Dag.of(np.random.default_rng(0).integers(1, 1000, 40).tolist()))
+    terms = CheckpointSearch(tree).max_terms()
+    spent, lost = CheckpointSearch(tree).costs(terms)
+    known, _ = CheckpointSearch(tree, Deadline(0.0)).costs(terms)
+    assert known.tolist() == [spent[0]] * (len(terms) - 1) + [spent[-1]]
+    monkeypatch.setattr("rematch.solvers.feng_huang.checkpoints._WORK_AT_ONCE", 1)
+    in_parts = CheckpointSearch(tree).costs(terms)
+    assert np.array_equal(in_parts[0], spent)
+    assert np.array_equal(in_parts[1], lost)
+
+
 def test_more_terms_than_can_be_looked_for_are_spread_over_their_range(monkeypatch: pytest.MonkeyPatch) -> None:
     dag = Dag.of(range(1, 60))
     exact = best_checkpoints(divide(dag)).loss_bytes
