@@ -103,7 +103,7 @@ def failures(problem: Problem, solution: Solution, truth_seconds: float | None) 
 
 
 def check(number: int, seed: int, kind: str, counts: Counter[str]) -> list[str]:
-    """Solve one problem by the relaxation alone, by `auto`, and by its parts for larger graphs; returns the failures."""
+    """Solve one problem by the relaxation, by `auto`, and by its parts for larger graphs; returns the failures."""
     problem = problem_of(number, seed, kind)
     truth = solve(problem, Exhaustive(order=order_of(kind))).lower_bound_seconds
     counts["problems"] += 1

@@ -17,8 +17,9 @@ recomputations are free. The fewest bytes that are enough are a minimum cut, in 
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from rematch.graph.model import Bools, Ints, Longs
+from rematch.graph.model import Bools, Longs
 from rematch.solvers.base import Deadline
 from rematch.solvers.common.precedence import Precedence
 
@@ -55,19 +56,15 @@ def needed_bytes(precedence: Precedence, position: int) -> int:
     again = done[p.reader] & made[p.read]
     fixed = done & (a.last_stage <= position)
     alive = _surely_alive(p, position)
-    capacity = np.where(alive, 0, a.size)[made]
-    starts, ends, capacities = (
-        np.concatenate(parts)
-        for parts in zip(
-            (np.full(wanted.sum(), source), np.flatnonzero(wanted), np.full(wanted.sum(), no_limit)),
-            (first_op + p.reader[again], p.read[again], np.full(again.sum(), no_limit)),
-            (np.flatnonzero(made), first_op + a.producer[made], capacity),
-            (first_op + np.flatnonzero(fixed), np.full(fixed.sum(), sink), np.full(fixed.sum(), no_limit)),
-            strict=True,
-        )
-    )
+    arcs: list[tuple[Longs, Longs, Longs]] = [
+        _arcs(np.full(wanted.sum(), source), np.flatnonzero(wanted), no_limit),
+        _arcs(first_op + p.reader[again], p.read[again], no_limit),
+        _arcs(np.flatnonzero(made), first_op + a.producer[made], np.where(alive, 0, a.size)[made]),
+        _arcs(first_op + np.flatnonzero(fixed), np.full(fixed.sum(), sink), no_limit),
+    ]
+    starts, ends, capacities = (np.concatenate(parts) for parts in zip(*arcs, strict=True))
     flow = SimpleMaxFlow()
-    flow.add_arcs_with_capacity(_ints(starts), _ints(ends), capacities.astype(np.int64))
+    flow.add_arcs_with_capacity(starts.astype(np.int32), ends.astype(np.int32), capacities)
     if flow.solve(source, sink) != flow.OPTIMAL:
         return _surely_bytes(p, position)
     return _surely_bytes(p, position) + int(flow.optimal_flow())
@@ -89,5 +86,7 @@ def _surely_bytes(precedence: Precedence, position: int) -> int:
     return int(a.resident_bytes + a.workspace[a.order[position]] + alive.sum())
 
 
-def _ints(numbers: Longs) -> Ints:
-    return numbers.astype(np.int32)
+def _arcs(starts: ArrayLike, ends: ArrayLike, capacities: ArrayLike) -> tuple[Longs, Longs, Longs]:
+    from_node = np.asarray(starts, dtype=np.int64)
+    limits = np.broadcast_to(np.asarray(capacities, dtype=np.int64), from_node.shape)
+    return from_node, np.asarray(ends, dtype=np.int64), limits
