@@ -21,8 +21,9 @@ _SMALLER, _LARGER = 0.5, 1.5  # the next step, after one that failed and one tha
 _LAST_STEP = 0.01  # of the budget: from so near above, the next step goes all the way
 _PATIENCE = 40_000  # moves of a step
 _MOVES_AT_ONCE = 2_000  # between two looks at whether the step is done
-_FIRST_PASSES, _MOST_PASSES = 2, 4
-_FAILED_IN_A_ROW = 3  # steps, before the descent begins anew
+# Passes of the first descent and of later ones, and how many steps may fail in a row before the next one begins: what
+# two passes can reach they reach soon, while four often go on after many failures.
+_PASSES, _FAILURES = (2, 4), (3, 10)
 
 
 class Descent:
@@ -33,11 +34,13 @@ class Descent:
         self._leanest = baseline(problem.graph)
         self._least_peak = simulate(problem.graph, self._leanest).peak_bytes
         self._descents = 0
-        self._begin(_FIRST_PASSES)
+        self._begin()
 
-    def _begin(self, passes: int) -> None:
-        """From the peak without recomputation."""
-        self._passes, self._descents = passes, self._descents + 1
+    def _begin(self) -> None:
+        """The next descent, from the peak without recomputation."""
+        kind = min(self._descents, len(_PASSES) - 1)
+        self._passes, self._failures = _PASSES[kind], _FAILURES[kind]
+        self._descents += 1
         self._schedule = baseline(self._problem.graph)
         self._peak = simulate(self._problem.graph, self._schedule).peak_bytes
         self._step, self._failed = _FIRST_STEP, 0
@@ -61,7 +64,7 @@ class Descent:
     @property
     def stuck(self) -> bool:
         """Whether descents have ended above the budget, also with as many passes as there may be."""
-        return self._descents > 2
+        return self._descents > len(_PASSES)
 
     def search(self) -> LocalSearch:
         """A local search that goes on from what was found."""
@@ -86,8 +89,8 @@ class Descent:
                 self.adopt(self._search.best)
             elif self._search.moves >= _PATIENCE:
                 self._step, self._failed = max(_SMALLER * self._step, _LEAST_STEP), self._failed + 1
-                if self._failed == _FAILED_IN_A_ROW:
-                    self._begin(_MOST_PASSES)
+                if self._failed == self._failures:
+                    self._begin()
                 else:
                     self._search = self._next_search()
 
