@@ -49,10 +49,7 @@ def needed_bytes(precedence: Precedence, position: int) -> int:
     made = (p.made_at >= 0) & (p.made_at <= position)
     done = a.position <= position
     no_limit = int(a.size.sum()) + 1
-    later = a.position[p.reader] > position
-    wanted = np.zeros(values, dtype=np.bool_)
-    wanted[p.read[later]] = True
-    wanted = (wanted | a.target | a.held) & made
+    wanted = p.wanted(position, ops)
     again = done[p.reader] & made[p.read]
     fixed = done & (a.last_stage <= position)
     alive = _surely_alive(p, position)
