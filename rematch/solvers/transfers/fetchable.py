@@ -58,8 +58,11 @@ class Fetchable:
     def start_from(self, runs: list[int]) -> Schedule | None:
         """The schedule of `reduced` that does the same as `runs`: operators of `graph`, and `~value` for a fetch.
 
-        What cannot be fetched here is computed again. None if that is not allowed where it would be.
+        What cannot be fetched here is computed again. None if that is not allowed where it would be, or if first
+        computations leave the default order, from which local search cannot start.
         """
+        if tuple(dict.fromkeys(run for run in runs if run >= 0)) != tuple(self.graph.order):
+            return None
         fetcher = {value: len(self.graph.ops) + index for index, value in enumerate(self.moved)}
         producer = self.graph.arrays.producer
         sequence: list[int] = []

@@ -186,6 +186,24 @@ def test_moving_is_faster_than_recomputation_alone_and_bounded(problem: Problem)
     assert joint.bound_scope is BoundScope.DEFAULT_ORDER
 
 
+def test_starts_from_what_other_rounds_and_methods_ran(problem: Problem) -> None:
+    graph = problem.graph
+    moved = [v for v, value in enumerate(graph.values) if value.name.endswith("attention.softmax")]
+    fetchable, fewer = (Fetchable.of(graph, dict.fromkeys(some, 1e-5)) for some in (moved, moved[1:]))
+    search = LocalSearch(Problem(fetchable.reduced, problem.budget_bytes))
+    search.run(20_000)
+    assert search.best is not None
+    runs = fetchable.runs_of(search.best)
+    assert any(run < 0 for run in runs)
+    again = fetchable.start_from(runs)
+    assert again is not None and fetchable.runs_of(again) == runs
+    other = fewer.start_from(runs)
+    assert other is not None and ~moved[0] not in fewer.runs_of(other)
+    assert simulate(graph, Schedule.of(fewer.steps_of(other))).valid
+    swapped = [runs[1], runs[0], *runs[2:]]  # first computations in another order
+    assert fetchable.start_from(swapped) is None
+
+
 def test_a_link_without_host_memory_is_as_none(problem: Problem) -> None:
     nowhere = replace(problem, graph=replace(problem.graph, link=Link(55e9, 55e9, host_bytes=0)))
     model = JointModel(Precedence.of(nowhere.graph), problem.budget_bytes, (47,))
