@@ -112,7 +112,7 @@ def _draw_memory(axes: Axes, graph: Graph, schedule: Schedule, seen: Simulation,
     axes.set_ylabel(f"memory ({byte_unit})", color=_INK)
     axes.set_xlabel(f"time ({time_unit})", color=_INK)
     title = textwrap.fill(_title(graph, schedule, seen, before), _TITLE_LETTERS)
-    axes.set_title(title, loc="left", fontsize=11, color=_INK, pad=28)
+    axes.set_title(title, loc="left", fontsize=11, color=_INK, pad=44 if schedule.moves else 28)
     _legend(axes)
 
 
