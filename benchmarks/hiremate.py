@@ -341,7 +341,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", default="3,4,large,figures", help="which to make, with commas between them")
     parser.add_argument("--only", default="", help="regular expression on 'table model' and 'figure number'")
-    parser.add_argument("--methods", default="", help="regular expression on the methods of tables 2 and 3")
+    parser.add_argument(
+        "--methods", default="", help="regular expression on the methods to run in tables 2 and 3 and in figures"
+    )
     parser.add_argument("--limit", type=float, default=55.0, help="seconds for each plan of a model; figures: a tenth")
     parser.add_argument("--again", action="store_true", help="solve again what the results have already")
     parser.add_argument("--graphs", type=Path, default=Path(__file__).parent / ".graphs", help="where graphs are kept")
@@ -358,7 +360,8 @@ def main() -> int:
         print_large(results, arguments.only)
     if "figures" in tables:
         limit = FIGURE_SHARE * arguments.limit
-        draw_figures(FigureSettings(library, arguments.results, limit, arguments.again), arguments.only)
+        settings = FigureSettings(library, arguments.results, limit, arguments.again, arguments.methods)
+        draw_figures(settings, arguments.only)
     return 0 if good else 1
 
 

@@ -46,7 +46,16 @@ def title(name: str, rows: Sequence[Row]) -> str:
 
 
 def caption(text: str, settings: FigureSettings, rows: Iterable[Row]) -> str:
-    """A picture's title, with what a missing point means and how busy the machine was."""
-    solved = [row.load_average for row in rows if row.load_average]
-    load = f"; load average {min(solved):.0f} to {max(solved):.0f} on {os.cpu_count()} cores" if solved else ""
-    return f"{text}\nno point: nothing found in {settings.limit:g} s, or the method does not apply{load}"
+    """A picture's title, with what a missing point means, for how long each method ran and how busy the machine was."""
+    drawn = list(rows)
+    loads = [row.load_average for row in drawn if row.load_average]
+    by_limit: dict[float, set[str]] = {}
+    for row in drawn:
+        by_limit.setdefault(row.limit_seconds, set()).add(row.method)
+    usual = min(by_limit, default=settings.limit)
+    longer = [f"{limit:g} s for points of {', '.join(sorted(by_limit[limit]))}" for limit in by_limit if limit > usual]
+    load = f"; load average {min(loads):.0f} to {max(loads):.0f} on {os.cpu_count()} cores" if loads else ""
+    return (
+        f"{text}; HiRemate: H-ILP, rotor and TWRemat, as in the paper\n"
+        f"no point: nothing found in {'; '.join((f'{usual:g} s', *longer))}, or the method does not apply{load}"
+    )

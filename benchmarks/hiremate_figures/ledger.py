@@ -2,7 +2,8 @@
 
 `Ledger(settings).row("unet", graph, 50, AUTO).overhead_percent`
 
-A row that the file has for the same limit is not solved again, so that a run that was stopped goes on where it was.
+A row that the file has for at least the same limit is not solved again, so that a run that was stopped goes on where it
+was, and a longer limit can be given to some methods or figures later. Of several, that with the longest limit counts.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import date
@@ -30,12 +32,16 @@ Key = tuple[str, str, float, str, float]
 
 @dataclass(frozen=True)
 class FigureSettings:
-    """library: whose graphs; limit: seconds for a point; again: solve also what the results have."""
+    """library: whose graphs; limit: seconds for a point; again: solve also what the results have.
+
+    methods: a regular expression on the names of those that are solved; of others, what the results have is drawn.
+    """
 
     library: Library
     results: Path
     limit: float = 10.0
     again: bool = False
+    methods: str = ""
 
     def picture(self, name: str) -> Path:
         return self.results / f"hiremate-{name}.png"
@@ -85,18 +91,27 @@ class Ledger:
         known = json.loads(self._path.read_text())["rows"] if self._path.exists() else []
         self._rows = {row.key: row for row in (Row(**fields) for fields in known)}
 
-    def row(self, name: str, graph: Graph, percent: float, method: Method) -> Row:
-        device, limit = self._settings.library.device, self._settings.limit
-        key = (name, device, percent, method.label, limit)
-        if key not in self._rows or self._settings.again:
-            self._rows[key] = _solved(name, device, graph, percent, method, limit)
+    def row(self, name: str, graph: Graph, percent: float, method: Method) -> Row | None:
+        """What is known or found; None where nothing is known and the settings leave the method out."""
+        settings = self._settings
+        key = (name, settings.library.device, percent, method.label)
+        known = max(
+            (row for row in self._rows.values() if row.key[:-1] == key),
+            key=lambda row: row.limit_seconds,
+            default=None,
+        )
+        is_asked = re.search(settings.methods, method.label) is not None
+        if is_asked and (known is None or known.limit_seconds < settings.limit or settings.again):
+            known = _solved(name, settings.library.device, graph, percent, method, settings.limit)
+            self._rows[known.key] = known
             self._keep()
-            print(_line(self._rows[key]), flush=True)
-        return self._rows[key]
+            print(_line(known), flush=True)
+        return known
 
     def rows(self, name: str, graph: Graph, percents: Iterable[float], methods: Iterable[Method]) -> list[Row]:
         asked = [(percent, method) for method in methods for percent in percents]
-        return [self.row(name, graph, percent, method) for percent, method in asked]
+        rows = (self.row(name, graph, percent, method) for percent, method in asked)
+        return [row for row in rows if row is not None]
 
     def _keep(self) -> None:
         kept = {

@@ -11,7 +11,7 @@ from .ledger import Method
 
 CHECKMATE = Method("Checkmate's program", "checkmate")
 MOCCASIN = Method("moccasin", "moccasin")
-ROTOR = Method("rotor on blocks (for Rockmate)", "rotor")
+ROTOR = Method("rotor (for Rockmate)", "rotor")
 TWREMAT = Method("TWRemat, pruned", "twremat")
 AUTO = Method("auto (ours)", "auto", {"gap": 0.0})
 
@@ -23,6 +23,4 @@ def hilp(label: str, **options: Any) -> Method:
 
 HILP = hilp("H-ILP alone")
 # The paper's framework. Our default also has local search for parts and unites results, which this leaves out.
-HIREMATE = Method(
-    "HiRemate: H-ILP, rotor, TWRemat", "hiremate", {"solvers": ("hilp", "rotor", "twremat"), "unite": False}
-)
+HIREMATE = Method("HiRemate", "hiremate", {"solvers": ("hilp", "rotor", "twremat"), "unite": False})

@@ -10,7 +10,8 @@ Re-materialization of Neural Networks" (ICML 2025).
    the registry on the part as a small graph, and H-ILP (`hilp`) on its children with their options, which at the bottom
    are its operators. Parts that are equal up to renaming are solved once. Parts of a level are independent and are
    solved in parallel, in any executor.
-3. H-ILP combines the options of the top level. The other solvers also take the whole graph as one part.
+3. H-ILP combines the options of the top level. The other solvers also take the whole graph as one part, and first,
+   because they are quick.
 4. The result is written out as operators. Recomputations that the budget has room to do without go (`common.pruning`),
    and values are freed as early as possible.
 
@@ -72,8 +73,8 @@ HILP = "hilp"  # among the names of solvers: combine the options of the children
 # Which of them is better depends on the graph.
 _PARTITIONERS = (HPartition(most_top=12, most_lower=6), HPartition(most_top=20, most_lower=20))
 _PIECES_SHARE = 0.6  # of a hierarchy's time, for all levels below the top
-_WHOLE_SHARE = 0.1  # of the time that is left, for each solver on the whole graph
-_WHOLE_BUDGETS = (1.0, 0.93, 0.86)  # shares of the budget: with less of it, more is recomputed that can be united
+_WHOLE_SHARE = 0.05  # of the time that is left, for each solver on the whole graph
+_MORE_WHOLE_BUDGETS = (0.93, 0.86)  # shares: with less than the budget, more is recomputed that can be united
 _UNION_SHARE = 0.3  # of the time, to unite what hierarchies propose
 _MOST_TO_UNITE = 1_000  # operators: of more, the program is seldom small enough; all time is for one hierarchy
 _CUT_PER_SECOND = 4_000  # operators: to cut a graph into pieces and compare them, which cannot be interrupted
@@ -159,8 +160,9 @@ class HiRemate(Solver):
         incumbent = Incumbent(problem, deadline, on_progress)
         incumbent.offer(baseline(problem.graph), "noremat")
         if not incumbent.over:
-            proposals = [*self._solve_hierarchies(incumbent), *self._solve_whole(incumbent)]
+            proposals = [*self._solve_whole(incumbent, (1.0,)), *self._solve_hierarchies(incumbent)]
             if self.unite:
+                proposals += self._solve_whole(incumbent, _MORE_WHOLE_BUDGETS)
                 self._unite(incumbent, proposals)
             if incumbent.schedule is None:
                 incumbent.tell(self.name, "the hierarchy has no schedule within the budget")
@@ -194,14 +196,16 @@ class HiRemate(Solver):
             if found is not None:
                 incumbent.offer(Schedule.from_ops(graph, found), f"{self.name}, union of {len(pool)}")
 
-    def _solve_whole(self, incumbent: Incumbent) -> Iterator[Ints]:
-        """Solvers that take the top level as one graph; local search on the whole graph is left to the polish."""
-        shares = _WHOLE_BUDGETS if self.unite else _WHOLE_BUDGETS[:1]
+    def _solve_whole(self, incumbent: Incumbent, shares: Sequence[float]) -> Iterator[Ints]:
+        """Solvers that take the top level as one graph, with shares of the budget.
+
+        Local search on the whole graph is left to the polish.
+        """
         for share, solver in product(shares, _without_hilp(self._solvers_at(1))):
             problem = replace(incumbent.problem, budget_bytes=int(share * incumbent.problem.budget_bytes))
             if isinstance(solver, Anneal) or incumbent.over or not solver.applicable(problem):
                 continue
-            deadline = incumbent.deadline.within(_WHOLE_SHARE / len(shares) * incumbent.deadline.remaining)
+            deadline = incumbent.deadline.within(_WHOLE_SHARE * incumbent.deadline.remaining)
             found = solver.solve(problem, deadline=deadline, on_progress=ignore_progress)
             if found.schedule is not None:
                 offer_in_default_order(incumbent, found.schedule.ops, solver.name)
@@ -248,9 +252,9 @@ class HiRemate(Solver):
         """What one hierarchy after the other gives; the rest of their time is shared among those that are left."""
         step = TrainingStep.of(incumbent.problem.graph)
         hierarchies, left = self.hierarchies(step.graph), len(self._partitioners(step.graph))
-        for_the_rest = _WHOLE_SHARE * incumbent.deadline.remaining
+        for_the_rest = 0.0
         if self.unite and len(step.graph.ops) <= _MOST_TO_UNITE:
-            for_the_rest += _UNION_SHARE * incumbent.deadline.remaining
+            for_the_rest = (2.0 * _WHOLE_SHARE + _UNION_SHARE) * incumbent.deadline.remaining
         while left and not incumbent.over:
             if len(step.graph.ops) > _CUT_PER_SECOND * incumbent.deadline.remaining:
                 incumbent.tell(self.name, f"no time to cut {len(step.graph.ops):,} operators into a hierarchy")

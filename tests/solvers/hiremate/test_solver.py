@@ -165,7 +165,8 @@ def test_a_partitioner_and_a_solver_of_ones_own_at_one_level() -> None:
     """Level 2, where `InThrees` cuts what H-Partition left there; only its parts are asked of the solver."""
     graph = gpt(layers=4)
     asked: list[Problem] = []
-    solver = HiRemate(partitioners_at={2: InThrees()}, solvers_at={3: (HILP, Counting(asked))}, **ALONE)
+    at_level = {3: (HILP, Counting(asked))}
+    solver = HiRemate(partitioners_at={2: InThrees()}, solvers=(HILP,), solvers_at=at_level, **ALONE)
     threes = [part for pieces in solver.hierarchies(graph) for part in parts_at(pieces.root.part, 3)]
     assert max(len(part.forward) for part in threes) == 3
     assert first_found(half(graph), solver).schedule is not None
@@ -233,7 +234,7 @@ def test_pieces_are_solved_alike_in_any_executor(executor: Executor) -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore::UserWarning")
 def test_the_solver_uses_the_executor_it_is_given(executor: Executor) -> None:
-    solution = first_found(half(gpt(layers=2)), HiRemate(executor=executor))
+    solution = first_found(half(gpt(layers=2)), HiRemate(solvers=(HILP,), executor=executor))
     assert solution.schedule is not None
 
 
