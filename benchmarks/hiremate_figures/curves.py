@@ -55,7 +55,8 @@ def caption(text: str, settings: FigureSettings, rows: Iterable[Row]) -> str:
     usual = min(by_limit, default=settings.limit)
     longer = [f"{limit:g} s for points of {', '.join(sorted(by_limit[limit]))}" for limit in by_limit if limit > usual]
     load = f"; load average {min(loads):.0f} to {max(loads):.0f} on {os.cpu_count()} cores" if loads else ""
+    who = "; HiRemate: H-ILP, rotor and TWRemat, as in the paper" if any(r.method == "HiRemate" for r in drawn) else ""
     return (
-        f"{text}; HiRemate: H-ILP, rotor and TWRemat, as in the paper\n"
+        f"{text}{who}\n"
         f"no point: nothing found in {'; '.join((f'{usual:g} s', *longer))}, or the method does not apply{load}"
     )

@@ -299,10 +299,12 @@ class HiRemate(Solver):
         executor: Executor | None,
         deadline: Deadline,
     ) -> list[Solved]:
-        """The children of the root, solved, after all that is below them."""
+        """The children of the root, solved, after all that is below them; none when the time is over."""
         graph = pieces.graph
         solved: dict[int, Solved] = {}
         for number in range(len(levels), 1, -1):
+            if incumbent.over:
+                return []
             level = levels[number - 1]
             by_ops = {piece.ops: piece for piece in level}
             classes = equal_blocks(graph, by_ops)
