@@ -17,7 +17,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """What both ranks wrote, by case."""
-    cases = ["data_parallel", "sharded", "tensor_parallel", "stages"]
+    cases = ["data_parallel", "compiled", "sharded", "tensor_parallel", "stages"]
     return of_two_ranks("tests.execute.two_ranks", tmp_path_factory.mktemp("ranks"), cases)
 
 
@@ -36,6 +36,13 @@ def test_data_parallel(results: Results, rank: int) -> None:
     assert len(result["buckets"]) > 2
     assert result["buckets"] == result["plain_buckets"], "buckets leave as early as without a budget"
     assert "rematch first, then DistributedDataParallel" in result["refused"]
+
+
+def test_data_parallel_through_torch_compile(results: Results) -> None:
+    first, second = results["compiled"]
+    assert first["close"] and second["close"]
+    assert first["recomputed"] > 0 and second["recomputed"] > 0
+    assert first["norms"] == second["norms"], "gradients are those of both ranks"
 
 
 @pytest.mark.parametrize("rank", range(2))

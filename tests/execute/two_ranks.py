@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -26,6 +27,10 @@ from torch.nn.parallel import DistributedDataParallel
 import rematch
 from rematch.capture.memory import PeakMemory
 from rematch.errors import CaptureError
+from rematch.execute.compiled.backend import CompiledBackend
+from rematch.planning.planner import Planner
+from rematch.planning.settings import COMPILED, Settings
+from tests.inductor_graphs import use_eager_kernels
 from tests.modules import Net, mean_square
 from tests.training import same_bits
 
@@ -99,6 +104,27 @@ def data_parallel(rank: int) -> dict[str, Any]:
     except CaptureError as refused:
         result["refused"] = str(refused)
     return result
+
+
+def compiled(rank: int) -> dict[str, Any]:
+    """DistributedDataParallel under torch.compile; eager kernels stand in for inductor's."""
+
+    def parallel() -> DistributedDataParallel:
+        module = net()
+        for block in module.blocks:
+            block.drop = nn.Identity()  # inductor draws other numbers
+        return DistributedDataParallel(module)
+
+    planner = Planner(Settings(budget="70%", time_limit=0.5, progress=False, engine=COMPILED))
+    with pytest.MonkeyPatch.context() as patch:
+        use_eager_kernels(patch)
+        ours = gradients(torch.compile(parallel(), backend=CompiledBackend(planner), dynamic=False), batch(rank))
+    theirs = gradients(parallel(), batch(rank))
+    return {
+        "recomputed": sum(len(plan.recomputed) for plan in planner.plans),
+        "close": all(torch.allclose(*pair, rtol=1e-4, atol=1e-6) for pair in zip(ours, theirs, strict=True)),
+        "norms": [float(gradient.norm()) for gradient in ours],
+    }
 
 
 def peak_of_step(step: Callable[[], Any], module: nn.Module) -> int:
@@ -205,7 +231,7 @@ def stages(rank: int) -> dict[str, Any]:
 
 
 CASES: dict[str, Callable[[int], dict[str, Any]]] = {
-    case.__name__: case for case in (data_parallel, sharded, tensor_parallel, stages)
+    case.__name__: case for case in (data_parallel, compiled, sharded, tensor_parallel, stages)
 }
 
 

@@ -8,9 +8,12 @@ import shutil
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch._inductor.compile_fx
+import torch._inductor.config
 from torch import nn
 from torch._dynamo.utils import counters
 
@@ -18,6 +21,7 @@ import rematch
 from rematch.execute.compiled.backend import _backend_for, rematch_backend
 from rematch.planning import planner
 from rematch.trial import Trial, same_outcome
+from tests.inductor_graphs import compile_eagerly, use_eager_kernels
 from tests.modules import Net, batch, mean_square
 
 needs_compiler = pytest.mark.skipif(
@@ -134,6 +138,22 @@ def test_a_mode_of_inductor_goes_into_the_options() -> None:
     assert backend.inductor_options["epilogue_fusion"] is False
     with pytest.raises(rematch.BudgetError, match="max_autotone: options of neither"):
         _backend_for({"budget": "1GiB", "max_autotone": True})
+
+
+def test_options_of_inductor_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[bool, bool]] = []
+
+    def compile_and_look(module: Any, inputs: Any, config_patches: dict[str, Any]) -> Any:
+        with torch._inductor.config.patch(config_patches):
+            seen.append((torch._inductor.config.max_autotune, torch._inductor.config.triton.cudagraphs))
+        return compile_eagerly(module, inputs, config_patches)
+
+    use_eager_kernels(monkeypatch)
+    monkeypatch.setattr(torch._inductor.compile_fx, "compile_fx", compile_and_look)
+    options = {"budget": "1GiB", "max_autotune": True, "triton.cudagraphs": True}
+    ours = torch.compile(net(), backend=rematch_backend, options=options, dynamic=False)
+    mean_square(ours(SAMPLE)).backward()
+    assert seen == [(True, True)]
 
 
 def test_a_loss_is_refused_in_words() -> None:
