@@ -143,6 +143,7 @@ class GraphPlanner:
     def _decide(self, capture: FusedCapture, own: Halves, cut: Cut, between_bytes: int) -> Decision:
         device = device_of(capture.joint)
         planner = Planner(self.settings)
+        self._beyond_bytes = 0  # the graph may be another one now: without the gradients of unused outputs
         loss = _loss_cost(capture, between_bytes)
         outside_bytes = planner.outside_bytes(capture.graph, device, self.state_bytes + self.around.before_bytes)
         graph = graph_with_outside(capture.graph, loss, outside_bytes)
