@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rematch.graph import Graph, Schedule, baseline, simulate
+from rematch.graph import Graph, Schedule, simulate
 from rematch.solvers.base import Deadline, Problem
 from rematch.solvers.common.highs import minimise
 from rematch.solvers.common.least_memory import most_needed_bytes
@@ -22,9 +22,11 @@ from rematch.solvers.default.epochs import first_moments
 from rematch.solvers.exhaustive import MOST_OPERATORS, leanest_schedule
 
 _CLOSE = 0.005  # of the budget: the range is not narrowed further than this
-_CUTS_SHARE = 0.2  # of the time, for the cuts
-_PROGRAMS_SHARE = 0.3  # of the time left then, for linear programs
+_FIRST_SHARE = 0.4  # of the time, to search before anything is proved: little time is best spent so
+_CUTS_SHARE = 0.3  # of the time left then, for the cuts
+_PROGRAMS_SHARE = 0.4  # of the time left then, for linear programs
 _MOMENTS = 8  # at which the program that proves a budget impossible enforces memory
+_FIRST_MOVES = 10_000  # of local search, before the first look at the clock
 _MOVES = 2_000  # of local search between two looks at the clock
 
 
@@ -50,19 +52,30 @@ def smallest_budget(graph: Graph, deadline: Deadline, *, seed: int = 0, exhausti
             max(impossible, surely_needed_bytes(graph) - 1), simulate(graph, schedule).peak_bytes, schedule
         )
     impossible = surely_needed_bytes(graph) - 1
-    schedule = baseline(graph)
-    possible = simulate(graph, schedule).peak_bytes
-    precedence = Precedence.of(graph)
-    needed = most_needed_bytes(precedence, deadline.within(_CUTS_SHARE * deadline.remaining))
-    impossible = max(impossible, needed - 1)
-    impossible = _raise_impossible(
-        precedence, impossible, possible, deadline.within(_PROGRAMS_SHARE * deadline.remaining)
-    )
+    in_time = not deadline.expired
     descent = Descent(Problem(graph, impossible + 1), seed=seed)
-    while not (deadline.expired or descent.finished or descent.stuck) and possible - impossible > _CLOSE * possible:
+    if in_time:  # whatever loading compiled code takes, some moves are made
+        descent.run(_FIRST_MOVES)
+    _descend(descent, impossible, deadline.within(_FIRST_SHARE * deadline.remaining))
+    if not deadline.expired:
+        precedence = Precedence.of(graph)
+        needed = most_needed_bytes(precedence, deadline.within(_CUTS_SHARE * deadline.remaining))
+        impossible = _raise_impossible(
+            precedence,
+            max(impossible, needed - 1),
+            descent.peak_bytes,
+            deadline.within(_PROGRAMS_SHARE * deadline.remaining),
+        )
+    _descend(descent, impossible, deadline)
+    return BudgetRange(impossible, descent.peak_bytes, descent.leanest)
+
+
+def _descend(descent: Descent, impossible: int, deadline: Deadline) -> None:
+    """Look for leaner schedules, as long as that may help."""
+    while not (deadline.expired or descent.finished or descent.stuck):
+        if descent.peak_bytes - impossible <= _CLOSE * descent.peak_bytes:
+            break
         descent.run(_MOVES)
-        schedule, possible = descent.leanest, simulate(graph, descent.leanest).peak_bytes
-    return BudgetRange(impossible, possible, schedule)
 
 
 def _raise_impossible(precedence: Precedence, impossible: int, possible: int, deadline: Deadline) -> int:

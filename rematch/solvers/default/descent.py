@@ -52,6 +52,11 @@ class Descent:
         return self._leanest
 
     @property
+    def peak_bytes(self) -> int:
+        """The peak of the leanest schedule."""
+        return self._least_peak
+
+    @property
     def found(self) -> Schedule | None:
         """A schedule within the budget."""
         return self._leanest if self._least_peak <= self._problem.budget_bytes else None
