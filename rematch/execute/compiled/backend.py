@@ -236,7 +236,10 @@ class CompiledGraph:
         around = planner.corrected(peak_bytes, between_bytes, margin_bytes)
         unused_bytes = 0
         if meter.unused and not self._all_used:
-            around, unused_bytes = replace(around, unused=meter.unused), meter.unused_bytes
+            unused_bytes = meter.unused_bytes
+            # What is above the prediction may be these gradients, which the next graph does not have.
+            correction_bytes = min(around.correction_bytes, max(margin_bytes, around.correction_bytes - unused_bytes))
+            around = replace(around, unused=meter.unused, correction_bytes=correction_bytes)
         if peak_bytes <= asked_bytes:
             wasted = asked_bytes - peak_bytes + unused_bytes > _SLACK * asked_bytes
             if planner.decision.by_torch or not wasted or self.compilations > 1:
