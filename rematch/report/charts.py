@@ -25,6 +25,9 @@ _STYLES = (
 )  # fmt: skip
 _PANELS_IN_A_ROW = 3
 
+_LETTERS_PER_INCH = 14  # of a legend
+_HANDLE_LETTERS = 7  # the width of a line with its marker and the gap after it
+
 
 @dataclass(frozen=True)
 class Panel:
@@ -133,9 +136,11 @@ def _legend(figure: Figure, names: Sequence[str], title: str = "") -> None:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     shown = [name for name in names if name in handles]
+    longest = max(map(len, shown), default=1) + _HANDLE_LETTERS
+    fitting = max(1, int(_LETTERS_PER_INCH * figure.get_figwidth() / longest))
     legend = figure.legend(
         [handles[name] for name in shown], shown,
-        loc="outside upper center", ncols=min(6, max(1, len(shown))), frameon=False,
+        loc="outside upper center", ncols=min(6, fitting, max(1, len(shown))), frameon=False,
         fontsize=8, title=title, title_fontsize=9,
     )  # fmt: skip
     legend.get_title().set_multialignment("center")
