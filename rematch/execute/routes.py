@@ -52,7 +52,7 @@ class Route:
 
     @property
     def runs_plainly(self) -> bool:
-        return self.plain or (self.plan is not None and self.tape is None)
+        return self.plain or (self.plan is not None and self.tape is None and not self.replays)
 
 
 def describe(leaf: Any) -> Any:

@@ -409,7 +409,7 @@ class Runner:
 
     def _follow(self, key: Kind, route: Route, args: Any, kwargs: Any) -> Any:
         replay = self._replays.get(key.gradients) if route.replays else None
-        if replay is not None:
+        if replay is not None and not torch._C._len_torch_dispatch_stack():  # Dynamo leaves calls under a mode alone
             try:
                 return replay(*args, **kwargs)
             except Retraced:  # a guard failed: what forward reads has changed

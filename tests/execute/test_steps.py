@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 import rematch
 from rematch.errors import CaptureError
@@ -45,6 +47,74 @@ def test_gradient_accumulation(accumulate: bool) -> None:
             values[-1].backward()
         return torch.stack(values)
 
+    assert_alike(wrapped, plain, step)
+
+
+class _RunsOut(TorchDispatchMode):
+    """A device that has no more memory for the n-th operator."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self.left = after
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.left -= 1
+        if not self.left:
+            raise torch.OutOfMemoryError("no more memory")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("after", [3, 11])
+def test_a_device_that_runs_out_in_forward_leaves_the_module_usable(after: int) -> None:
+    plain = Net(norm=False)
+    wrapped = wrap(plain, batch())
+
+    def step(module: nn.Module) -> torch.Tensor:
+        module.zero_grad()
+        value = mean_square(module(batch()))
+        value.backward()
+        return value
+
+    assert_alike(wrapped, plain, step)
+    with pytest.raises(torch.OutOfMemoryError), _RunsOut(after):
+        wrapped(batch())
+    assert all("forward" not in module.__dict__ for module in list(wrapped.modules())[1:])
+    assert_alike(wrapped, plain, step)
+
+
+def test_modes_of_others_see_every_operator() -> None:
+    plain = Net(norm=False).eval()
+    wrapped = wrap(plain, batch())
+    with FlopCounterMode(display=False) as expected:
+        plain(batch())
+    with FlopCounterMode(display=False) as counted:
+        returned = wrapped(batch())
+    assert counted.get_total_flops() == expected.get_total_flops()
+    assert torch.equal(returned, plain(batch()))
+
+
+def test_a_device_that_runs_out_in_backward_leaves_the_module_usable() -> None:
+    plain = Net(norm=False)
+    wrapped = wrap(plain, batch())
+
+    def step(module: nn.Module) -> torch.Tensor:
+        module.zero_grad()
+        value = mean_square(module(batch()))
+        value.backward()
+        return value
+
+    def run_out(_: torch.Tensor) -> None:
+        raise torch.OutOfMemoryError("no more memory")
+
+    assert_alike(wrapped, plain, step)
+    sample = batch().requires_grad_()
+    sample.register_hook(run_out)  # once all of the module's own backward has run
+    with pytest.raises(torch.OutOfMemoryError):
+        mean_square(wrapped(sample)).backward()
+    with pytest.raises(torch.OutOfMemoryError):
+        returned = wrapped(batch())
+        returned.register_hook(run_out)
+        mean_square(returned).backward()
     assert_alike(wrapped, plain, step)
 
 
