@@ -49,7 +49,7 @@ class Blocks:
 
     @staticmethod
     def of(module: nn.Module) -> Blocks:
-        """The entries of the outermost lists of modules, as far as nobody has a hand in their calls."""
+        """The entries of the outermost lists that have modules of their own, if nobody has a hand in their calls."""
         return Blocks([block for block in _entries_of_lists(module) if _is_untouched(block)])
 
     @contextmanager
@@ -191,13 +191,15 @@ def _follows(tape: Tape) -> bool:
         and not thread.not_forward
         and torch.is_grad_enabled()
         and _get_current_dispatch_mode() is tape
+        and not torch._dynamo.config.disable
+        and torch._dynamo.eval_frame._stance.stance == "default"  # the user may have told Dynamo to stay out
     )
 
 
 def _entries_of_lists(module: nn.Module) -> Iterator[nn.Module]:
     for child in module.children():
         if isinstance(child, (nn.ModuleList, nn.Sequential)) and len(child) > 1:
-            yield from child
+            yield from (entry for entry in child if any(True for _ in entry.children()))
         else:
             yield from _entries_of_lists(child)
 

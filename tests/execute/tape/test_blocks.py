@@ -209,6 +209,18 @@ def test_hooks_inside_keep_a_block_from_being_captured() -> None:
     assert gradients.blocks.unseen == 2  # the two others, in the second step
 
 
+def test_dynamo_that_was_told_to_stay_out_stays_out() -> None:
+    gradients = Gradients(Stack())
+    with torch.compiler.set_stance("force_eager"):
+        gradients.assert_equal(2)
+    assert gradients.blocks.unseen == 0
+    with torch._dynamo.config.patch(disable=True):
+        gradients.assert_equal(2)
+    assert gradients.blocks.unseen == 0
+    gradients.assert_equal(2)
+    assert gradients.blocks.unseen == 3
+
+
 def test_a_write_to_what_autograd_saved_is_found_out() -> None:
     gradients = Gradients(Stack())
     gradients.captured()
