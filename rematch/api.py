@@ -50,6 +50,7 @@ def remat(
     keep: Sequence[str] = (),
     recompute: Sequence[str] = (),
     checkpoints: str | None = None,
+    chunk_loss: int = 1,
     cache: bool = True,
     progress: bool | None = None,
     **options: Any,
@@ -79,12 +80,15 @@ def remat(
     checkpoints: what becomes of regions that the module runs under `torch.utils.checkpoint`. "respect" leaves them as
         they are and plans around them; "replace" runs them as plain code and has the plan choose what is recomputed.
         By default they are respected, except by engines "replay" and "compiled", which can only replace them.
+    chunk_loss: so many slices of the tokens, in which the linear layer that makes the logits and their cross entropy
+        run, in forward and backward, so that the logits are never there as a whole. The loss and the gradients are then
+        equal up to rounding, and no longer to the bit; logits that forward returns are computed when you read them.
     cache: use the plan of an earlier start of the same training, if there is one, and keep this one for later starts.
     progress: show what takes long; None does so on a terminal and in a notebook.
     """
     settings = make_settings(budget, solver, time_limit, reserve, progress, options, engine=engine)
     settings = with_checkpoints(replace(settings, accumulate=accumulate, cache=cache), checkpoints)
-    settings = _with_pins(settings, keep, recompute)
+    settings = _with_chunks(_with_pins(settings, keep, recompute), chunk_loss)
     return _wrap(model, sample, settings, loss=loss, optimizer=optimizer, in_place=in_place, share=share)
 
 
@@ -104,6 +108,7 @@ def plan(
     keep: Sequence[str] = (),
     recompute: Sequence[str] = (),
     checkpoints: str | None = None,
+    chunk_loss: int = 1,
     cache: bool = True,
     progress: bool | None = None,
     **options: Any,
@@ -114,7 +119,7 @@ def plan(
     """
     settings = make_settings(budget, solver, time_limit, reserve, progress, options, device, engine)
     settings = with_checkpoints(replace(settings, accumulate=accumulate, cache=cache), checkpoints)
-    settings = _with_pins(settings, keep, recompute)
+    settings = _with_chunks(_with_pins(settings, keep, recompute), chunk_loss)
     runner = runner_of(_wrap(model, _required_sample(sample), settings, loss=loss, optimizer=optimizer))
     assert runner is not None
     if not runner.planner.plans:
@@ -242,6 +247,14 @@ def _with_pins(settings: Settings, keep: Sequence[str], recompute: Sequence[str]
             f"keep= and recompute= need engine='tape', which runs what they name, not {settings.engine!r}"
         )
     return pinned
+
+
+def _with_chunks(settings: Settings, chunk_loss: int) -> Settings:
+    if isinstance(chunk_loss, bool) or not isinstance(chunk_loss, int) or chunk_loss < 1:
+        raise RematchError(f"chunk_loss= takes a number of slices, 1 or more, such as chunk_loss=8, not {chunk_loss!r}")
+    if chunk_loss > 1 and settings.engine not in (AUTO, TAPE):
+        raise RematchError(f"chunk_loss= needs engine='tape', which runs the module's Python, not {settings.engine!r}")
+    return replace(settings, chunk_loss=chunk_loss)
 
 
 def _twin(model: M) -> M:

@@ -32,6 +32,7 @@ from rematch.capture.record import record
 from rematch.capture.recorded_graph import RecordedGraph, StepGraph, recorded_graph, with_outside
 from rematch.capture.recorder import CannotRecord, Recorder
 from rematch.errors import BudgetInfeasible, CaptureError, FormatError
+from rematch.execute.chunked_loss import head_of, with_chunked_loss
 from rematch.execute.dispatch_cost import dispatch_seconds
 from rematch.execute.first_step import before_first_step, watch_first_step
 from rematch.execute.loss_meter import give_up_measuring
@@ -114,6 +115,11 @@ class Runner:
             return inner
         return types.MethodType(type(self.module).forward, self.module)
 
+    def _planned_forward(self) -> Callable[..., Any]:
+        """The module's own forward, with its head and loss in slices if the user asked for that."""
+        chunks = self.planner.settings.chunk_loss
+        return self.plain if chunks == 1 else with_chunked_loss(self.plain, head_of(self.module), chunks)
+
     @property
     def has_trained(self) -> bool:
         """Whether a call with gradients has come."""
@@ -179,7 +185,7 @@ class Runner:
         ):
             recording = record(
                 self.module,
-                self.plain,
+                self._planned_forward(),
                 args,
                 kwargs,
                 loss=self.loss,
@@ -188,7 +194,7 @@ class Runner:
                 accumulate=settings.accumulate,
                 replace_checkpoints=settings.checkpoints == REPLACE,
             )
-            notes = (*profiler.notes, *settings.about_checkpoints(recording.checkpoints))
+            notes = (*profiler.notes, *settings.about_checkpoints(recording.checkpoints), *settings.about_chunks)
             made = recorded_graph(recording, name=type(self.module).__name__, notes=notes)
         return replace(made, graph=self._with_outside(made.step))
 
@@ -350,6 +356,8 @@ class Runner:
             return TAPE, ()
         if key in self._unreplayable:
             return TAPE, ("engine: tape, because what forward reads changes from call to call",)
+        if self.planner.settings.chunk_loss != 1:
+            return TAPE, ("engine: tape, because chunk_loss cuts what the module's own Python runs",)
         if asked == AUTO and self.planner.settings.pins:
             return TAPE, ("engine: tape, because pins name what eager runs",)
         if asked == AUTO and recorded.recording.checkpoints and self.planner.settings.checkpoints != REPLACE:
@@ -418,7 +426,8 @@ class Runner:
         if not route.watched:
             before_first_step(route)
         replaced = self.planner.settings.checkpoints == REPLACE
-        forward = without_checkpoints(self.plain) if replaced else self.plain
+        forward = self._planned_forward()
+        forward = without_checkpoints(forward) if replaced else forward
         if route.runs_plainly:
             outputs = forward(*args, **kwargs)
         else:

@@ -36,12 +36,20 @@ class Settings:
     keep: tuple[str, ...] = ()  # patterns of submodules and operators that are never recomputed
     recompute: tuple[str, ...] = ()  # and of those that always are
     checkpoints: str = RESPECT  # what becomes of regions under torch.utils.checkpoint
+    chunk_loss: int = 1  # slices of the tokens in which a head and its cross entropy run
 
     @property
     def pins(self) -> tuple[str, ...]:
         """The patterns in words."""
         named = {"keep": self.keep, "recompute": self.recompute}
         return tuple(f"{what}: {', '.join(patterns)}" for what, patterns in named.items() if patterns)
+
+    @property
+    def about_chunks(self) -> tuple[str, ...]:
+        """What becomes of the head and the loss, in words."""
+        if self.chunk_loss == 1:
+            return ()
+        return (f"chunk_loss: the head and its cross entropy in {self.chunk_loss} slices, equal up to rounding",)
 
     def about_checkpoints(self, regions: int) -> tuple[str, ...]:
         """What becomes of so many regions under torch.utils.checkpoint, in words."""
