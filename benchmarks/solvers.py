@@ -3,7 +3,8 @@
     python benchmarks/solvers.py --graphs DIR [--limit 60] [--only REGEX] [--solver auto] [--results DIR]
 
 DIR holds the benchmark graphs as JSON; without it only generated graphs are solved. Budgets are percentages of the peak
-without recomputation, or bytes for the graphs with published schedules. Prints a line a case, keeps all as JSON,
+without recomputation, or bytes for the graphs with published schedules. Prints a line a case, keeps all as JSON (cases
+that are solved again replace their rows),
 and draws gap against time for each family. TDI is the extra time in percent of no recomputation.
 """
 
@@ -69,6 +70,7 @@ class Row:
     peak_of_budget: float | None
     reference_percent: float | None
     curve: list[tuple[float, float]]  # seconds, gap in points
+    date: str = ""  # when it was solved
 
 
 def cases(folder: Path | None) -> Iterator[Case]:
@@ -207,6 +209,7 @@ def run(case: Case, solver: str, limit: float) -> Row:
         peak_of_budget=seen.peak_bytes / budget if seen else None,
         reference_percent=case.reference_percent,
         curve=curve,
+        date=date.today().isoformat(),
     )
 
 
@@ -268,16 +271,33 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args()
     arguments.results.mkdir(parents=True, exist_ok=True)
-    rows: list[Row] = []
-    print(HEADER)
-    for case in cases(arguments.graphs):
-        if re.search(arguments.only, f"{case.family} {case.name} {case.budget}"):
-            rows.append(run(case, arguments.solver, arguments.limit))
-            print(line(rows[-1]), flush=True)
-            keep(rows, arguments)
-    if not rows:
+    chosen = [
+        case
+        for case in cases(arguments.graphs)
+        if re.search(arguments.only, f"{case.family} {case.name} {case.budget}")
+    ]
+    if not chosen:
         parser.error(f"no case matches {arguments.only!r}")
-    draw(rows, arguments.results)
+    rows = known_rows(arguments)
+    print(HEADER)
+    for case in chosen:
+        row = run(case, arguments.solver, arguments.limit)
+        rows[row.family, row.name, row.budget] = row
+        print(line(row), flush=True)
+        keep(list(rows.values()), arguments)
+    draw(list(rows.values()), arguments.results)
+
+
+def known_rows(arguments: argparse.Namespace) -> dict[tuple[str, str, str], Row]:
+    """What an earlier run of the same solver with the same limit has; cases that are solved again replace theirs."""
+    path = arguments.results / "solvers.json"
+    if not path.exists():
+        return {}
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    if (kept["solver"], kept["limit_seconds"]) != (arguments.solver, arguments.limit):
+        return {}
+    rows = [Row(**{"date": kept["date"], **row}) for row in kept["rows"]]
+    return {(row.family, row.name, row.budget): row for row in rows}
 
 
 def keep(rows: list[Row], arguments: argparse.Namespace) -> None:
