@@ -133,7 +133,11 @@ class _Capture:
             self._caller = outer
 
     def _backend(self, graph: GraphModule, examples: list[Any]) -> Callable[..., Any]:
-        program = _Program(graph, [type(example) for example in examples])
+        if not all(type(example) is Tensor or type(example) is Parameter for example in examples):
+            raise NoPattern("it takes something else than plain tensors")
+        if any(_is_region(node.target) for node in graph.graph.nodes):
+            raise NoPattern("it has regions that run as a whole: checkpoints, or transforms of torch.func")
+        program = _Program(graph)
 
         @keep_dynamo_out
         def run(*inputs: Any) -> Any:
@@ -146,12 +150,9 @@ class _Capture:
 class _Program:
     """What Dynamo made of a block under one set of guards; others of its class may share it."""
 
-    def __init__(self, graph: GraphModule, kinds: list[type]) -> None:
+    def __init__(self, graph: GraphModule) -> None:
         self.graph = graph
         self.patterns: dict[int, Pattern | None] = {}  # by the position where a block begins; None: there is none
-        self.is_plain = all(kind is Tensor or kind is Parameter for kind in kinds) and not any(
-            isinstance(node.target, HigherOrderOperator) for node in graph.graph.nodes
-        )
 
     def run(self, block: _Block, inputs: tuple[Any, ...]) -> Any:
         tape = block.tape
@@ -166,7 +167,7 @@ class _Program:
 
     def _followed(self, tape: Tape, inputs: tuple[Any, ...], name: str) -> Any:
         """Run under the eyes of the tape, and learn from its notes what can be learned."""
-        if not self.is_plain or tape.position in self.patterns:
+        if tape.position in self.patterns:
             with tape:
                 return self.graph.forward(*inputs)
         watch = Watch(tape, self.graph, inputs)
@@ -191,9 +192,20 @@ def _follows(tape: Tape) -> bool:
         and not thread.not_forward
         and torch.is_grad_enabled()
         and _get_current_dispatch_mode() is tape
+        and _takes_saved_tensors(tape)
         and not torch._dynamo.config.disable
         and torch._dynamo.eval_frame._stance.stance == "default"  # the user may have told Dynamo to stay out
     )
+
+
+def _takes_saved_tensors(tape: Tape) -> bool:
+    """Whether what autograd saves now comes to the tape, and not to a checkpoint or to hooks of the user inside."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)  # type: ignore[attr-defined]
+    return hooks is not None and getattr(hooks[0], "__self__", None) is tape
+
+
+def _is_region(target: Any) -> bool:
+    return isinstance(target, HigherOrderOperator) or "functorch" in str(getattr(target, "__module__", ""))
 
 
 def _entries_of_lists(module: nn.Module) -> Iterator[nn.Module]:

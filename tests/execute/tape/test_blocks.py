@@ -13,6 +13,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
 
 from rematch.execute.tape import Blocks, Parting, TapePlan, drop_all, run
 from tests.taped import Policy, drop_some, plan_for
@@ -167,12 +169,44 @@ class Drawing(Other):
         return F.dropout(torch.tanh(self.linear(x)), 0.0 if not self.training else 0.5)
 
 
-@pytest.mark.parametrize("layer", [Writing, Printing])
+class Checkpointing(Other):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = checkpoint(lambda y: torch.tanh(self.linear(y)), x, use_reentrant=False)
+        assert isinstance(inner, torch.Tensor)
+        return inner * 2.0
+
+
+class Mapping(Other):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.func.vmap(lambda row: torch.tanh(row) * 2.0)(self.linear(x))
+
+
+@pytest.mark.parametrize("layer", [Writing, Printing, Checkpointing, Mapping])
 def test_what_has_no_pattern_is_followed(layer: Callable[[], nn.Module]) -> None:
     gradients = Gradients(Stack(layer))
     gradients.assert_equal()
     assert gradients.blocks.unseen == 0
     assert not gradients.partings
+
+
+class Checkpointed(Stack):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False)  # type: ignore[assignment]
+        return x
+
+
+class Hooked(Stack):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with saved_tensors_hooks(lambda tensor: tensor.double(), lambda packed: packed.float()):
+            return super().forward(x)
+
+
+@pytest.mark.parametrize("stack", [Checkpointed, Hooked])
+def test_blocks_whose_saved_tensors_go_to_others_are_followed(stack: type[Stack]) -> None:
+    gradients = Gradients(stack())
+    gradients.assert_equal()
+    assert gradients.blocks.unseen == 0
 
 
 def test_random_numbers_are_drawn_again() -> None:
