@@ -256,3 +256,21 @@ def test_blocks_are_captured_where_a_card_would_wait(monkeypatch: pytest.MonkeyP
     alike(model, plain, steps=4)
     (blocks,) = (route.blocks for route in model.forward._routes.values() if route.blocks is not None)
     assert blocks.unseen > 0
+
+
+class _Turning(Net):
+    """Takes another path of the same length once it is told to."""
+
+    turned = False
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        x = torch.sigmoid(x * scale) if self.turned else torch.tanh(x * scale)
+        return super().forward(x)
+
+
+def test_backward_of_a_path_that_left_its_plan_goes_by_demand() -> None:
+    plain = _Turning(depth=6, norm=False)
+    model = rematch.remat(copy.deepcopy(plain), batch(), engine="tape", budget="45%", time_limit=2.0)
+    alike(model, plain)
+    model.turned = plain.turned = True  # type: ignore[assignment]
+    alike(model, plain)

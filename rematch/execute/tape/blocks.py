@@ -211,7 +211,7 @@ def _is_region(target: Any) -> bool:
 def _entries_of_lists(module: nn.Module) -> Iterator[nn.Module]:
     for child in module.children():
         if isinstance(child, (nn.ModuleList, nn.Sequential)) and len(child) > 1:
-            yield from (entry for entry in child if any(True for _ in entry.children()))
+            yield from (entry for entry in child if entry is not None and any(True for _ in entry.children()))
         else:
             yield from _entries_of_lists(child)
 
