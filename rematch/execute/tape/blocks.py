@@ -46,6 +46,7 @@ class Blocks:
         captures: dict[type, _Capture] = {}
         self._blocks = [_Block(module, captures.setdefault(type(module), _Capture(type(module)))) for module in modules]
         self._lock = threading.Lock()
+        self._attention: tuple[bool, ...] | None = None  # kernels that were allowed when the blocks were captured
 
     @staticmethod
     def of(module: nn.Module) -> Blocks:
@@ -55,7 +56,9 @@ class Blocks:
     @contextmanager
     def watched_by(self, tape: Tape) -> Iterator[None]:
         """Have the blocks run as captured in this thread's forward; another thread's forward runs as ever."""
-        if not self._blocks or not self._lock.acquire(blocking=False):
+        allowed = _allowed_attention()
+        self._attention = self._attention or allowed
+        if not self._blocks or allowed != self._attention or not self._lock.acquire(blocking=False):
             yield
             return
         try:
@@ -195,6 +198,17 @@ def _follows(tape: Tape) -> bool:
         and _takes_saved_tensors(tape)
         and not torch._dynamo.config.disable
         and torch._dynamo.eval_frame._stance.stance == "default"  # the user may have told Dynamo to stay out
+    )
+
+
+def _allowed_attention() -> tuple[bool, ...]:
+    """What decides which operator an attention runs, and is in no guard of Dynamo's."""
+    cuda = torch.backends.cuda
+    return (
+        cuda.flash_sdp_enabled(),
+        cuda.mem_efficient_sdp_enabled(),
+        cuda.math_sdp_enabled(),
+        cuda.cudnn_sdp_enabled(),
     )
 
 

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from rematch.execute.tape import Blocks, Parting, TapePlan, drop_all, run
@@ -253,6 +254,23 @@ def test_dynamo_that_was_told_to_stay_out_stays_out() -> None:
     assert gradients.blocks.unseen == 0
     gradients.assert_equal(2)
     assert gradients.blocks.unseen == 3
+
+
+class Attending(Other):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.linear(x)
+        return x + F.scaled_dot_product_attention(x, x, x)
+
+
+def test_attention_by_other_kernels_is_followed() -> None:
+    gradients = Gradients(Stack(Attending))
+    gradients.assert_equal(2)
+    assert gradients.blocks.unseen == 3
+    with sdpa_kernel(SDPBackend.MATH):
+        gradients.assert_equal(1)
+    assert gradients.blocks.unseen == 3
+    gradients.assert_equal(1)
+    assert gradients.blocks.unseen == 6
 
 
 def test_a_write_to_what_autograd_saved_is_found_out() -> None:
