@@ -165,7 +165,9 @@ class _Program:
             block.unseen += 1
             return pattern.run(tape, inputs)
         outputs = self._followed(tape, inputs, type(block.module).__name__)
-        block.misled = tape.parting is not None
+        if tape.parting is not None:
+            block.misled = True
+            tape.backward.plan = None  # the order of backward is that of another program, too
         return outputs
 
     def _followed(self, tape: Tape, inputs: tuple[Any, ...], name: str) -> Any:

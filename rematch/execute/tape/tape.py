@@ -130,7 +130,6 @@ class Tape(TorchDispatchMode):
         """Forward does what the plan does not know: from here on keep everything, or go by the budget."""
         self.parting = self.position
         self.planned = 0
-        self.backward.plan = None  # its backward is another one too
         if self.budget is None:
             self.keeps_everything = True
         else:
