@@ -4,8 +4,8 @@
 
 DIR holds the benchmark graphs as JSON; without it only generated graphs are solved. Budgets are percentages of the peak
 without recomputation, or bytes for the graphs with published schedules. Prints a line a case, keeps all as JSON (cases
-that are solved again replace their rows),
-and draws gap against time for each family. TDI is the extra time in percent of no recomputation.
+that are solved again replace their rows), and draws gap against time for each family. TDI is the extra time in percent
+of no recomputation.
 """
 
 from __future__ import annotations

@@ -226,17 +226,11 @@ class Runner:
 
     def _gradients(self) -> int:
         """How many there are. Walking through a module costs a call of a small one dearly, so parameters are known."""
-        found = 0
-        for known in self._parameters:
-            parameter = known()
-            if parameter is None:
-                break
-            found += parameter.grad is not None
-        else:
-            if self._parameters:
-                return found
-        self._parameters = [weakref.ref(parameter) for parameter in self.module.parameters()]
-        return sum(parameter.grad is not None for parameter in self.module.parameters())
+        parameters = [known() for known in self._parameters]
+        if not parameters or any(parameter is None for parameter in parameters):
+            parameters = list(self.module.parameters())
+            self._parameters = [weakref.ref(parameter) for parameter in self.module.parameters()]
+        return sum(parameter is not None and parameter.grad is not None for parameter in parameters)
 
     def _new_route(self, key: Kind, args: tuple[Any, ...], kwargs: dict[str, Any], *, ahead: bool = False) -> Route:
         """Find the route for a kind of call; `ahead` of the first such call, what only that needs can wait."""

@@ -50,6 +50,13 @@ def test_gradient_accumulation(accumulate: bool) -> None:
     assert_alike(wrapped, plain, step)
 
 
+def _single_step(module: nn.Module) -> torch.Tensor:
+    module.zero_grad()
+    value = mean_square(module(batch()))
+    value.backward()
+    return value
+
+
 class _RunsOut(TorchDispatchMode):
     """A device that has no more memory for the n-th operator."""
 
@@ -69,17 +76,11 @@ def test_a_device_that_runs_out_in_forward_leaves_the_module_usable(after: int) 
     plain = Net(norm=False)
     wrapped = wrap(plain, batch())
 
-    def step(module: nn.Module) -> torch.Tensor:
-        module.zero_grad()
-        value = mean_square(module(batch()))
-        value.backward()
-        return value
-
-    assert_alike(wrapped, plain, step)
+    assert_alike(wrapped, plain, _single_step)
     with pytest.raises(torch.OutOfMemoryError), _RunsOut(after):
         wrapped(batch())
     assert all("forward" not in module.__dict__ for module in list(wrapped.modules())[1:])
-    assert_alike(wrapped, plain, step)
+    assert_alike(wrapped, plain, _single_step)
 
 
 def test_modes_of_others_see_every_operator() -> None:
@@ -97,16 +98,10 @@ def test_a_device_that_runs_out_in_backward_leaves_the_module_usable() -> None:
     plain = Net(norm=False)
     wrapped = wrap(plain, batch())
 
-    def step(module: nn.Module) -> torch.Tensor:
-        module.zero_grad()
-        value = mean_square(module(batch()))
-        value.backward()
-        return value
-
     def run_out(_: torch.Tensor) -> None:
         raise torch.OutOfMemoryError("no more memory")
 
-    assert_alike(wrapped, plain, step)
+    assert_alike(wrapped, plain, _single_step)
     sample = batch().requires_grad_()
     sample.register_hook(run_out)  # once all of the module's own backward has run
     with pytest.raises(torch.OutOfMemoryError):
@@ -115,7 +110,7 @@ def test_a_device_that_runs_out_in_backward_leaves_the_module_usable() -> None:
         returned = wrapped(batch())
         returned.register_hook(run_out)
         mean_square(returned).backward()
-    assert_alike(wrapped, plain, step)
+    assert_alike(wrapped, plain, _single_step)
 
 
 def test_the_graph_can_be_retained() -> None:
