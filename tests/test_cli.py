@@ -236,10 +236,13 @@ def test_cache_lists_plans_and_costs_and_forgets_them(tmp_path: Path, monkeypatc
     folder: RecordFolder[int] = RecordFolder("plans", decode=int)
     folder.put("a key", 3, label="Net, 12 operators")
     (tmp_path / "costs-cpu.json").write_text("{}")
+    (tmp_path / "links.json").write_text("{}")
     (tmp_path / "plans" / "notes.txt").write_text("not ours")
-    assert_matches(r"2 files, .*\n +plan .* just now +Net, 12 operators\n +costs .* cpu", rematch("cache").stdout)
+    assert_matches(
+        r"3 files, .*\n +plan .* just now +Net, 12 operators\n +costs .* cpu\n +links .* host", rematch("cache").stdout
+    )
     rows = json.loads(rematch("cache", "--json").stdout)["files"]
-    assert [row["kind"] for row in rows] == ["plan", "costs"]
+    assert [row["kind"] for row in rows] == ["plan", "costs", "links"]
     assert "deleted" in rematch("cache", "--clear").stdout
     assert json.loads(rematch("cache", "--json").stdout)["files"] == []
     assert (tmp_path / "plans" / "notes.txt").exists()

@@ -91,6 +91,7 @@ MAY_IMPORT = {
         "signals",
         "solvers",
     },
+    "cli.link": {*BASE, "capture.link", "cli", "files", "graph", "planning.budget", "report.text"},
     "cli.models": {
         *BASE,
         "api",

@@ -87,6 +87,12 @@ def test_the_command_line_links_a_graph_and_checks_a_plan(graph: Graph, plan: Pl
     assert refused.exit_code == 2 and "has no link" in refused.stderr
     share = CliRunner().invoke(app, ["link", unlinked, "1GB/s", "--host", "50%", "-o", linked])
     assert share.exit_code == 2 and "nothing to take it of" in share.stderr
+    CliRunner().invoke(app, ["link", unlinked, "h200", "--host", "1TiB", "-o", linked])
+    assert load_graph(linked).graph.link == Link(55e9, 55e9, 2**40)
+    unknown = CliRunner().invoke(app, ["link", unlinked, "55GB", "--host", "1TiB", "-o", linked])
+    assert unknown.exit_code == 2 and "unknown device '55GB'" in unknown.stderr
+    both = CliRunner().invoke(app, ["link", unlinked, "h200", "--back", "1GB/s", "--host", "1TiB", "-o", linked])
+    assert both.exit_code == 2 and "--back" in both.stderr
 
 
 def test_solvers_that_move_nothing_prove_nothing_of_schedules_that_do(graph: Graph) -> None:

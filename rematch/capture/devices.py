@@ -5,6 +5,10 @@
 GPU rates are the vendor's for dense arithmetic, with tensor cores where a type has them; "cpu" is the machine this runs
 on, measured once, when first asked for. A name without a memory size means the smallest card of that name, so that a
 plan for it fits them all.
+
+Links to host memory are PCI Express with 16 lanes, of the generation that the vendor's data sheet of a card names. We
+measured generation 5 on an H200 with pinned memory: 55 GB/s out, 55 in and 44 each way at once, of 63 by its standard.
+For the others we assume that copies reach the same share of what the standard says.
 """
 
 from __future__ import annotations
@@ -25,6 +29,15 @@ _GIB = 2**30
 
 
 @dataclass(frozen=True)
+class LinkSpeeds:
+    """Bytes in a second between a device and pinned host memory."""
+
+    out_bytes_per_second: float  # from the device, while nothing comes in
+    in_bytes_per_second: float  # to the device, while nothing goes out
+    both_bytes_per_second: float  # each way, while both are busy
+
+
+@dataclass(frozen=True)
 class Device:
     """Rates in FLOP/s and bytes/s. The shares say how much of the rates the best real kernels reach."""
 
@@ -41,6 +54,7 @@ class Device:
     is_cuda: bool = True
     reached_flops: float = 0.8  # share of the rates above that a large matrix product reaches
     reached_bandwidth: float = 0.9  # share of the bandwidth that a large copy reaches
+    link: LinkSpeeds | None = None  # to host memory; None for the machine that this runs on, whose link is measured
 
     def matrix_flops_per_second(self, dtype: torch.dtype, *, tf32: bool) -> float:
         """Best real rate of matrix products. A type narrower than 16 bits counts as fp16: its own rate is not here."""
@@ -114,9 +128,13 @@ def _gpu(
     tera: tuple[float, float, float, float, float],
     gb_per_second: float,
     memory_gib: float,
+    pcie: int,
     launch_seconds: float = 3e-6,
 ) -> Device:
-    """`tera` has TFLOP/s in fp64, fp32, tf32, fp16, bf16; `memory_gib` is what the driver leaves to programs."""
+    """`tera` has TFLOP/s in fp64, fp32, tf32, fp16, bf16; `memory_gib` is what the driver leaves to programs.
+
+    `pcie` is the generation of its link to the host.
+    """
     fp64, fp32, tf32, fp16, bf16 = (rate * _TERA for rate in tera)
     return Device(
         name=name,
@@ -129,7 +147,14 @@ def _gpu(
         bytes_per_second=gb_per_second * 1e9,
         memory_bytes=int(memory_gib * _GIB),
         launch_seconds=launch_seconds,
+        link=_pcie_link(pcie),
     )
+
+
+def _pcie_link(generation: int) -> LinkSpeeds:
+    """The speeds that copies reach over 16 lanes of PCI Express, each generation of which doubles the one before."""
+    alone, both = (gb_per_second * 1e9 * 2.0 ** (generation - 5) for gb_per_second in (55, 44))
+    return LinkSpeeds(alone, alone, both)
 
 
 _A100 = (19.5, 19.5, 156.0, 312.0, 312.0)
@@ -137,13 +162,15 @@ _HOPPER = (67.0, 67.0, 494.7, 989.4, 989.4)
 _V100 = (7.8, 15.7, 15.7, 125.0, 15.7)  # neither tf32 nor bf16 in hardware: both run as fp32
 
 _GPUS = (
-    _gpu("A100-40GB", "A100", "A100-SXM4-40GB", "A100-PCIE-40GB", tera=_A100, gb_per_second=1555, memory_gib=39.4),
-    _gpu("A100-80GB", "A100-SXM4-80GB", "A100 80GB PCIe", tera=_A100, gb_per_second=2039, memory_gib=79.1),
-    _gpu("H100", "H100-80GB", "H100 80GB HBM3", "H100-SXM", tera=_HOPPER, gb_per_second=3352, memory_gib=79.1),
-    _gpu("H200", "H200-141GB", "H200-SXM", tera=_HOPPER, gb_per_second=4800, memory_gib=139.8),
-    _gpu("RTX-4090", "4090", tera=(1.29, 82.6, 82.6, 165.2, 165.2), gb_per_second=1008, memory_gib=23.5),
-    _gpu("V100-16GB", "V100", "V100-SXM2-16GB", tera=_V100, gb_per_second=900, memory_gib=15.7),
-    _gpu("V100-32GB", "V100-SXM2-32GB", tera=_V100, gb_per_second=900, memory_gib=31.7),
+    _gpu(
+        "A100-40GB", "A100", "A100-SXM4-40GB", "A100-PCIE-40GB", tera=_A100, gb_per_second=1555, memory_gib=39.4, pcie=4
+    ),
+    _gpu("A100-80GB", "A100-SXM4-80GB", "A100 80GB PCIe", tera=_A100, gb_per_second=2039, memory_gib=79.1, pcie=4),
+    _gpu("H100", "H100-80GB", "H100 80GB HBM3", "H100-SXM", tera=_HOPPER, gb_per_second=3352, memory_gib=79.1, pcie=5),
+    _gpu("H200", "H200-141GB", "H200-SXM", tera=_HOPPER, gb_per_second=4800, memory_gib=139.8, pcie=5),
+    _gpu("RTX-4090", "4090", tera=(1.29, 82.6, 82.6, 165.2, 165.2), gb_per_second=1008, memory_gib=23.5, pcie=4),
+    _gpu("V100-16GB", "V100", "V100-SXM2-16GB", tera=_V100, gb_per_second=900, memory_gib=15.7, pcie=3),
+    _gpu("V100-32GB", "V100-SXM2-32GB", tera=_V100, gb_per_second=900, memory_gib=31.7, pcie=3),
     _gpu(
         "P100",
         "P100-16GB",
@@ -152,6 +179,7 @@ _GPUS = (
         tera=(4.7, 9.3, 9.3, 18.7, 9.3),
         gb_per_second=732,
         memory_gib=15.9,
+        pcie=3,
     ),
 )
 

@@ -18,6 +18,7 @@ from rematch import __version__
 from rematch.cli import (  # which add their commands
     cache as cache,
     health as health,
+    link as link,
     models as models,
     report as report,
     show as show,

@@ -18,7 +18,7 @@ from rematch.cli.console import app, say
 class _File:
     """A file of the cache."""
 
-    kind: str  # "plan" or "costs"
+    kind: str  # "plan", "costs" or "links"
     label: str
     size_bytes: int
     used_at: float  # seconds since 1970
@@ -30,7 +30,7 @@ def cache(
     clear: Annotated[bool, typer.Option("--clear", help="Delete everything that is listed.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
-    """List the plans and the measured costs that rematch keeps between runs.
+    """List the plans and the measured costs and link speeds that rematch keeps between runs.
 
     They are in your cache folder, or in the one that the environment variable REMATCH_CACHE names.
     """
@@ -79,9 +79,9 @@ def _costs() -> list[_File]:
     from rematch.cache import cache_folder
 
     found = []
-    for path in sorted(cache_folder().glob("costs-*.json")):
+    for path in sorted((*cache_folder().glob("costs-*.json"), *cache_folder().glob("links.json"))):
         with suppress(OSError):
             seen = path.stat()
-            label = path.stem.removeprefix("costs-")
-            found.append(_File("costs", label, seen.st_size, seen.st_mtime, path))
+            kind, _, label = path.stem.partition("-")
+            found.append(_File(kind, label or "speeds to host memory", seen.st_size, seen.st_mtime, path))
     return found

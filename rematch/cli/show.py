@@ -1,4 +1,4 @@
-"""`rematch show`, `generate` and `link`: graphs and plans in words and pictures, and graphs to try things with."""
+"""`rematch show` and `generate`: graphs and plans in words and pictures, and graphs to try things with."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rematch.cli.console import app, say
-from rematch.cli.inputs import GraphFile, Plain, load_graph, noted, parse_pairs
+from rematch.cli.inputs import Plain, load_graph, noted, parse_pairs
 from rematch.cli.solve import checked
 from rematch.errors import FormatError, RematchError, unknown_name
 
@@ -90,30 +90,6 @@ def generate(
     if output is not None:
         save_graph(made, output)
     say(describe_graph(made))
-
-
-@app.command()
-def link(
-    graph: GraphFile,
-    speed: Annotated[str, typer.Argument(help='How fast values move to host memory: "55GB/s", "26GiB/s".')],
-    host: Annotated[str, typer.Option(help='How much host memory a schedule may use: "64GiB".')],
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Save the linked graph here.")],
-    back: Annotated[str, typer.Option(help="How fast they move back.", show_default="the same speed")] = "",
-) -> None:
-    """Give GRAPH a link to host memory: rematch link gpt.json 55GB/s --host 64GiB -o linked.json"""
-    from dataclasses import replace
-
-    from rematch.files import require_writable
-    from rematch.graph import Link
-    from rematch.graph.formats import save_graph
-    from rematch.planning.budget import parse_size
-    from rematch.report.text import describe_graph
-
-    require_writable(output)
-    out_speed, in_speed = (float(parse_size(text.removesuffix("/s"))) for text in (speed, back or speed))
-    linked = replace(load_graph(graph, plain=False), link=Link(out_speed, in_speed, parse_size(host)))
-    save_graph(linked, output)
-    say(describe_graph(linked))
 
 
 def graph_of(plan: Plan, plan_path: Path, graph_path: Path | None, plain: bool) -> Graph:
