@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -25,6 +27,9 @@ from rematch.graph import (
     simulate,
 )
 from rematch.graph.generators import chain
+from rematch.graph.traffic import busy_shares, total_seconds, traffic
+from rematch.report.link_html import said
+from rematch.report.page import page
 from rematch.report.timeline import timeline
 from rematch.solvers import Problem, Solution, Status, solve
 from rematch.solvers.base import BoundScope
@@ -57,16 +62,41 @@ def test_text_page_picture_and_file_tell_what_moves(graph: Graph, plan: Plan, tm
     size = graph.values[graph.ops[0].outputs[0]].size_bytes
     assert (plan.moved.values, plan.moved.out_bytes, plan.moved.in_bytes, plan.moved.host_bytes) == (1, *[size] * 3)
     assert f"moves   {str(plan.moved)[:4]}" in str(plan)
+    assert re.search(r"link +[0-9.]+ % +of a step waits.*busy out .* in .*host memory", str(plan))
     plan.report(tmp_path / "plan.html")
-    assert str(plan.moved) in (tmp_path / "plan.html").read_text()
-    plan.plot_schedule(tmp_path / "plan.svg")
-    assert "copied back" in (tmp_path / "plan.svg").read_text()
+    shown = (tmp_path / "plan.html").read_text()
+    for part in (str(plan.moved), said(traffic(graph, plan.schedule)), 'class="lane out"', 'class="host"'):
+        assert part in shown
+    assert 'class="lane' not in baseline_page(graph)
+    for draw in (plan.plot_schedule, plan.plot_memory):
+        draw(tmp_path / "plan.svg")
+        picture = (tmp_path / "plan.svg").read_text()
+        assert all(f"<!-- {text} -->" in picture for text in ("out", "back", "waits", "in host memory"))
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == plan
     older = {key: entry for key, entry in plan.to_data().items() if key != "moved"}
     assert Plan.from_json(older, "an older file") == replace(plan, moved=None)
     with pytest.raises(FormatError, match="negative"):
         Plan.from_json({**plan.to_data(), "moved": {**plan.to_data()["moved"], "in_bytes": -1}}, "a broken file")
+
+
+def baseline_page(graph: Graph) -> str:
+    return page(Plan.from_solution(Problem(graph, 2**60), Solution(baseline(graph), Status.FEASIBLE, "by hand")))
+
+
+def test_traffic_is_what_the_oracle_timed(graph: Graph, schedule: Schedule, plan: Plan) -> None:
+    seen, link = simulate(graph, schedule), traffic(graph, schedule)
+    size = graph.values[graph.ops[0].outputs[0]].size_bytes
+    assert [span.end - span.begin for span in (*link.out, *link.back)] == pytest.approx([size / 1e9] * 2)
+    assert total_seconds(link.waits) == pytest.approx(seen.stall_seconds)
+    assert link.seconds == seen.seconds and link.host == ((0.0, 0), (link.out[0].begin, size))
+    shares = busy_shares(link.back, np.array([0.0, link.back[0].begin, link.back[0].end, seen.seconds]))
+    assert shares.tolist() == pytest.approx([0.0, 1.0, 0.0])
+    assert plan.moved is not None
+    busy = plan.moved.out_busy, plan.moved.in_busy, plan.moved.stalled
+    assert [len(shares) for shares in busy] == [len(plan.timeline_bytes)] * 3
+    assert all(any(shares) and max(shares) <= 100 for shares in busy)
+    assert all(f"\n  {name} " in str(plan) for name in ("out", "in", "waits"))
 
 
 def test_the_memory_over_time_is_that_of_the_oracle(graph: Graph, schedule: Schedule) -> None:

@@ -14,11 +14,14 @@ from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import Any
 
+import numpy as np
+
 from rematch.errors import FormatError, ScheduleError
 from rematch.files import read_json, write_text
 from rematch.graph import Compute, Fetch, Graph, Offload, Phase, Schedule, Simulation, baseline, simulate
 from rematch.graph.schedule import step_of
-from rematch.graph.simulate import alive_during
+from rematch.graph.simulate import alive_during, computation_edges
+from rematch.graph.traffic import busy_shares, total_seconds, traffic
 from rematch.records import from_json, show_json, to_json
 from rematch.solvers.base import BoundScope, Problem, Progress, Solution, Status
 from rematch.units import count_of, extra_pct, format_bytes, format_extra, format_seconds, printable
@@ -27,6 +30,7 @@ FORMAT = "rematch-plan"
 VERSION = 1
 
 _LARGEST_BYTES = 2**61  # a peak: all values of a graph, and a workspace
+_STRETCHES = 60  # of a schedule, for which a plan says how busy the link is
 
 
 @dataclass(frozen=True)
@@ -111,13 +115,22 @@ class PeakShare:
 
 @dataclass(frozen=True)
 class Moved:
-    """What a schedule moves between device and host memory."""
+    """What a schedule moves between device and host memory, and how busy that keeps the link.
+
+    The last three have percentages of the time in stretches of the schedule with as many computations each. They are
+    empty in plans of older versions.
+    """
 
     values: int
     out_bytes: int
     in_bytes: int
     host_bytes: int
     stall_seconds: float
+    out_seconds: float = 0.0  # in which a copy runs
+    in_seconds: float = 0.0
+    out_busy: tuple[int, ...] = ()
+    in_busy: tuple[int, ...] = ()
+    stalled: tuple[int, ...] = ()
 
     @staticmethod
     def by(graph: Graph, schedule: Schedule, seen: Simulation) -> Moved | None:
@@ -126,7 +139,25 @@ class Moved:
             return None
         out = [graph.values[step.value].size_bytes for step in schedule if isinstance(step, Offload)]
         back = [graph.values[step.value].size_bytes for step in schedule if isinstance(step, Fetch)]
-        return Moved(len(out), sum(out), sum(back), seen.host_bytes, seen.stall_seconds)
+        link = traffic(graph, schedule)
+        edges = computation_edges(graph, schedule)
+        edges = edges[np.linspace(0, len(edges) - 1, min(_STRETCHES, len(edges) - 1) + 1).astype(int)]
+        out_busy, in_busy, stalled = (
+            tuple(int(share) for share in np.rint(100 * busy_shares(spans, edges)))
+            for spans in (link.out, link.back, link.waits)
+        )
+        return Moved(
+            values=len(out),
+            out_bytes=sum(out),
+            in_bytes=sum(back),
+            host_bytes=seen.host_bytes,
+            stall_seconds=total_seconds(link.waits),
+            out_seconds=total_seconds(link.out),
+            in_seconds=total_seconds(link.back),
+            out_busy=out_busy,
+            in_busy=in_busy,
+            stalled=stalled,
+        )
 
     def __str__(self) -> str:
         return (
@@ -292,6 +323,7 @@ class Plan:
         if self.moved is not None:
             m = self.moved
             times.append(min(m.values, m.out_bytes, m.in_bytes, m.host_bytes, m.stall_seconds))
+            times.append(min(m.out_seconds, m.in_seconds, *m.out_busy, *m.in_busy, *m.stalled))
         counts = [self.graph_ops, self.graph_values, f.computes, *(entry.extra_runs for entry in self.recomputed)]
         if min(*times, *counts) < 0:
             raise FormatError("a time or a count is negative")

@@ -24,7 +24,9 @@ from rematch import __version__
 from rematch.files import write_text
 from rematch.graph import Graph, Phase, Schedule, baseline
 from rematch.graph.model import Longs
+from rematch.graph.traffic import traffic
 from rematch.report.chart_html import UNITS, band, bars, bytes_ticks, chart, number, path, seconds_ticks, steps, ticks
+from rematch.report.link_html import host_line, link_chart, said
 from rematch.report.plot import first_runs, kept_lines
 from rematch.report.timeline import MOST_SAMPLES, Timeline, module_pattern, timeline
 from rematch.solvers.base import Status
@@ -133,10 +135,19 @@ def _memory(plan: Plan) -> str:
     return _section(
         "Memory over time",
         f'<div class="choice" id="views">{buttons}</div><div id="memory" tabindex="0">{_memory_chart(plan)}</div>'
-        f'{_legend(plan)}<div id="held" aria-live="polite"></div>'
+        f'{_legend(plan)}{_link(plan)}<div id="held" aria-live="polite"></div>'
         "<noscript>The rest of this section needs JavaScript.</noscript>",
         "Point at the picture, or use the arrow keys, to see what holds the memory at that moment.",
     )
+
+
+def _link(plan: Plan) -> str:
+    """The link below the memory, over the same time; nothing where no value moves."""
+    if plan.moved is None or plan.graph is None:
+        return ""
+    link = traffic(plan.graph, plan.schedule)
+    seconds = max(view.seconds for view in _views(plan).values())
+    return f'<div class="strip">{link_chart(link, seconds)}</div><p>{escape(said(link))}</p>'
 
 
 def _views(plan: Plan, most_samples: int = MOST_SAMPLES) -> dict[str, Timeline]:
@@ -150,7 +161,9 @@ def _views(plan: Plan, most_samples: int = MOST_SAMPLES) -> dict[str, Timeline]:
 
 def _memory_chart(plan: Plan, most_samples: int = MOST_SAMPLES) -> str:
     f = plan.figures
-    top = _HEADROOM * max(f.baseline_peak_bytes, f.budget_bytes if plan.recomputed else 0, f.peak_bytes or 0, 1)
+    host_bytes = plan.moved.host_bytes if plan.moved and plan.graph is not None else 0
+    shown_budget = f.budget_bytes if plan.recomputed else 0
+    top = _HEADROOM * max(f.baseline_peak_bytes, shown_budget, f.peak_bytes or 0, host_bytes, 1)
     y_ticks, y_unit = bytes_ticks(top)
     label = f"Memory over time: at most {format_bytes(f.peak_bytes or 0)}, budget {format_bytes(f.budget_bytes)}"
     budget = path("budget", f"M0 {number((1 - f.budget_bytes / top) * UNITS)}h{UNITS}" if f.budget_bytes <= top else "")
@@ -173,6 +186,8 @@ def _memory_chart(plan: Plan, most_samples: int = MOST_SAMPLES) -> str:
     if "plain" in views:
         plain = views["plain"]
         marks += path("plain", steps(_edges(plain, seconds), [sample.total_bytes / top for sample in plain.samples]))
+    if plan.moved is not None:
+        marks += host_line(traffic(plan.graph, plan.schedule), seconds, top)
     return chart(
         marks + budget + '<path class="cursor" d=""/>',
         x_ticks=x_ticks, y_ticks=y_ticks, y_title=f"memory, {y_unit}", x_title=f"time, {x_unit}", label=label,
@@ -221,8 +236,12 @@ def _colour(groups: Sequence[str], group: int) -> str:
 
 def _legend(plan: Plan) -> str:
     lines = [("budget", "budget")]
+    if plan.graph is not None and (plan.recomputed or plan.moved):
+        lines.append(("plain", "without recomputation"))
     if plan.graph is not None and plan.recomputed:
-        lines += [("plain", "without recomputation"), ("again", "computed again")]
+        lines.append(("again", "computed again"))
+    if plan.graph is not None and plan.moved:
+        lines.append(("host", "in host memory"))
     return (
         '<ul class="legend">'
         + "".join(f'<li><i class="line {kind}"></i>{escape(text)}</li>' for kind, text in lines)
@@ -287,7 +306,8 @@ def _cell(column: int, stage: int, count: int, fine: bool) -> str:
 
 def _extra_time(plan: Plan) -> str:
     if not plan.recomputed:
-        return _section("Where the extra time goes", "", "Nothing is computed again: everything fits the budget.")
+        why = "what does not fit the budget moves to host memory" if plan.moved else "everything fits the budget"
+        return _section("Where the extra time goes", "", f"Nothing is computed again: {why}.")
     by_module: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     by_kernel: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for entry in plan.recomputed:

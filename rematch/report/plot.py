@@ -2,6 +2,8 @@
 
 `plot_schedule(graph, schedule, "plan.png", budget_bytes=budget)`
 
+Where values move, the link is between the two: when copies out and back run, and when computation waits for them.
+
 Below, a row is a stage (what happens up to and including the next first computation) and a column an operator in
 default order, as in figure 7 of the Checkmate paper. First computations make the diagonal; everything left of it is
 computed again. A grey line says that an output of the operator is kept in memory from stage to stage. matplotlib is
@@ -21,7 +23,6 @@ from rematch.graph import (
     Fetch,
     Free,
     Graph,
-    Offload,
     Phase,
     Schedule,
     Simulation,
@@ -29,7 +30,8 @@ from rematch.graph import (
     simulate,
 )
 from rematch.graph.model import Bools, Floats, Ints, Longs
-from rematch.graph.simulate import clock, computation_edges
+from rematch.graph.simulate import computation_edges
+from rematch.graph.traffic import Traffic, traffic
 from rematch.report.figure import new_figure, picture_format, save_figure
 from rematch.units import (
     BYTES_UNITS,
@@ -66,10 +68,11 @@ def plot_schedule(
     picture_format(path)  # a bad name is refused before the work
     drawn = baseline(graph) if schedule is None else schedule
     seen = simulate(graph, drawn).checked()
-    figure = new_figure(9, 10.5)
-    memory, matrix = figure.subplots(2, 1, height_ratios=(1, 2.2))
-    _draw_memory(memory, graph, drawn, seen, budget_bytes)
-    _draw_matrix(matrix, graph, drawn)
+    figure = new_figure(9, 11.5 if drawn.moves else 10.5)
+    heights = (1, 0.25, 2.2) if drawn.moves else (1, 2.2)
+    axes = figure.subplots(len(heights), 1, height_ratios=heights).tolist()
+    _draw_memory(axes[:-1], graph, drawn, seen, budget_bytes)
+    _draw_matrix(axes[-1], graph, drawn)
     _save(figure, path)
 
 
@@ -79,8 +82,10 @@ def plot_memory(
     """Draw the memory of `schedule` over time alone, to a .png, .svg or .pdf file, whole or not at all."""
     picture_format(path)
     seen = simulate(graph, schedule).checked()
-    figure = new_figure(9, 4)
-    _draw_memory(figure.subplots(), graph, schedule, seen, budget_bytes)
+    figure = new_figure(9, 5 if schedule.moves else 4)
+    heights = (1, 0.25) if schedule.moves else (1,)
+    axes = figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False).ravel().tolist()
+    _draw_memory(axes, graph, schedule, seen, budget_bytes)
     _save(figure, path)
 
 
@@ -91,8 +96,14 @@ def _save(figure: Figure, path: str | PathLike[str]) -> None:
     save_figure(figure, path)
 
 
-def _draw_memory(axes: Axes, graph: Graph, schedule: Schedule, seen: Simulation, budget_bytes: int | None) -> None:
-    """The schedule's memory while it runs, over the profile without recomputation and under the budget."""
+def _draw_memory(
+    panels: list[Axes], graph: Graph, schedule: Schedule, seen: Simulation, budget_bytes: int | None
+) -> None:
+    """The schedule's memory while it runs, over the profile without recomputation and under the budget.
+
+    Where values move, there is a second panel for the link.
+    """
+    axes = panels[0]
     before = simulate(graph, baseline(graph))
     byte_scale, byte_unit = unit_for(BYTES_UNITS, before.peak_bytes)
     time_scale, time_unit = unit_for(SECONDS_UNITS, seen.seconds)
@@ -102,15 +113,23 @@ def _draw_memory(axes: Axes, graph: Graph, schedule: Schedule, seen: Simulation,
     if schedule.moves or not np.array_equal(schedule.ops, baseline(graph).ops):
         _draw_profile(axes, levels / byte_scale, edges / time_scale, _BACKWARD, "this schedule")
         _mark_recomputation(axes, schedule, edges / time_scale)
-    if schedule.moves:
-        _mark_moves(axes, graph, schedule, time_scale)
+    link = traffic(graph, schedule) if schedule.moves else None
+    if link is not None:
+        host_edges = np.array([*(since for since, _ in link.host), link.seconds]) / time_scale
+        host_levels = np.array([size for _, size in link.host]) / byte_scale
+        axes.stairs(host_levels, host_edges, baseline=None, label="in host memory", color=_OUT, lw=1.2, ls=":")
     if budget_bytes is not None:
         label = f"budget {format_bytes(budget_bytes)}"
         axes.axhline(budget_bytes / byte_scale, color=_BUDGET, lw=1.2, ls=(0, (5, 3)), label=label)
     axes.set_xlim(0, max(edges[-1], before_edges[-1]) / time_scale or 1)
-    axes.set_ylim(0, 1.05 * max(before.peak_bytes, seen.peak_bytes, budget_bytes or 0) / byte_scale or 1)
+    highest = max(before.peak_bytes, seen.peak_bytes, seen.host_bytes, budget_bytes or 0)
+    axes.set_ylim(0, 1.05 * highest / byte_scale or 1)
     axes.set_ylabel(f"memory ({byte_unit})", color=_INK)
-    axes.set_xlabel(f"time ({time_unit})", color=_INK)
+    if link is not None:
+        _draw_link(panels[1], link, time_scale)
+        panels[1].set_xlim(axes.get_xlim())
+        axes.tick_params(labelbottom=False)
+    panels[-1].set_xlabel(f"time ({time_unit})", color=_INK)
     title = textwrap.fill(_title(graph, schedule, seen, before), _TITLE_LETTERS)
     axes.set_title(title, loc="left", fontsize=11, color=_INK, pad=44 if schedule.moves else 28)
     _legend(axes)
@@ -155,17 +174,15 @@ def _mark_recomputation(axes: Axes, schedule: Schedule, edges: Floats) -> None:
     )
 
 
-def _mark_moves(axes: Axes, graph: Graph, schedule: Schedule, time_scale: float) -> None:
-    """A strip for each direction of the link along the top, where a copy runs."""
-    times = clock(graph, schedule)
-    steps = list(schedule)
-    for kind, label, bottom, colour in ((Offload, "copied out", 0.97, _OUT), (Fetch, "copied back", 0.94, _BACK)):
-        spans = [
-            (times.begins[index] / time_scale, (times.ends[index] - times.begins[index]) / time_scale)
-            for index, step in enumerate(steps)
-            if isinstance(step, kind)
-        ]
-        axes.broken_barh(spans, (bottom, 0.025), transform=axes.get_xaxis_transform(), color=colour, lw=0, label=label)
+def _draw_link(axes: Axes, link: Traffic, time_scale: float) -> None:
+    """A lane for each direction of the link, where a copy runs, and one where computation waits."""
+    lanes = (("out", link.out, _OUT), ("back", link.back, _BACK), ("waits", link.waits, _AGAIN))
+    for lane, (_, spans, colour) in enumerate(lanes):
+        drawn = [(span.begin / time_scale, (span.end - span.begin) / time_scale) for span in spans]
+        axes.broken_barh(drawn, (lane - 0.35, 0.7), color=colour, lw=0)
+    axes.set_ylim(len(lanes) - 0.5, -0.5)
+    axes.set_yticks(range(len(lanes)), [label for label, _, _ in lanes])
+    axes.set_ylabel("link", color=_INK)
 
 
 def first_runs(ops: Ints) -> Bools:

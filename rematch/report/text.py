@@ -131,15 +131,41 @@ def describe_plan(plan: Plan) -> str:
         ("step", format_extra(f.overhead_pct), _times(f)),
         ("bound", format_extra(f.lower_bound_pct), _bound(f)),
         *([("moves", format_bytes(plan.moved.out_bytes), str(plan.moved))] if plan.moved else []),
+        *_link_use(plan),
         ("by", f.solver, effort),
         *_found(plan),
         ("memory", sparkline(plan.timeline_bytes, f.baseline_peak_bytes), ""),
+        *_link_lines(plan),
         *(("note", note, "") for note in plan.notes),
     ]
     if plan.parts:
         rows.insert(2, ("parts", ", ".join(f"{part.role} {format_bytes(part.size_bytes)}" for part in plan.parts), ""))
     text = table(f"{_title(plan.graph_name)}  (plan for graph {plan.graph_fingerprint[:8]})", rows)
     return "\n".join([text, *_recomputed_groups(plan.recomputed, f.baseline_seconds)])
+
+
+def _link_use(plan: Plan) -> list[tuple[str, str, str]]:
+    """How long each direction of the link is busy, and what is in host memory in the end."""
+    moved, seconds = plan.moved, plan.figures.seconds
+    if moved is None or not seconds:
+        return []
+    out, back = (
+        f"{format_seconds(busy)} ({100 * busy / seconds:.0f} %)" for busy in (moved.out_seconds, moved.in_seconds)
+    )
+    busy = f"busy out {out}, in {back} of a step; {format_bytes(moved.host_bytes)} of host memory"
+    return [("link", _share_of_time(moved.stall_seconds, seconds), f"of a step waits for it; {busy}")]
+
+
+def _share_of_time(seconds: float, whole: float) -> str:
+    return f"{100 * seconds / whole:.1f} %"
+
+
+def _link_lines(plan: Plan) -> list[tuple[str, str, str]]:
+    """Below the memory, how busy each direction of the link is and how much of the time is waited for it."""
+    if plan.moved is None:
+        return []
+    rows = (("out", plan.moved.out_busy), ("in", plan.moved.in_busy), ("waits", plan.moved.stalled))
+    return [(label, sparkline(shares, 100), "") for label, shares in rows if any(shares)]
 
 
 def _found(plan: Plan) -> list[tuple[str, str, str]]:
