@@ -88,7 +88,7 @@ def remat(
     """
     settings = make_settings(budget, solver, time_limit, reserve, progress, options, engine=engine)
     settings = with_checkpoints(replace(settings, accumulate=accumulate, cache=cache), checkpoints)
-    settings = _with_chunks(_with_pins(settings, keep, recompute), chunk_loss)
+    settings = with_chunks(_with_pins(settings, keep, recompute), chunk_loss)
     return _wrap(model, sample, settings, loss=loss, optimizer=optimizer, in_place=in_place, share=share)
 
 
@@ -119,7 +119,7 @@ def plan(
     """
     settings = make_settings(budget, solver, time_limit, reserve, progress, options, device, engine)
     settings = with_checkpoints(replace(settings, accumulate=accumulate, cache=cache), checkpoints)
-    settings = _with_chunks(_with_pins(settings, keep, recompute), chunk_loss)
+    settings = with_chunks(_with_pins(settings, keep, recompute), chunk_loss)
     runner = runner_of(_wrap(model, _required_sample(sample), settings, loss=loss, optimizer=optimizer))
     assert runner is not None
     if not runner.planner.plans:
@@ -138,6 +138,7 @@ def trace(
     optimizer: torch.optim.Optimizer | None = None,
     accumulate: bool = False,
     checkpoints: str = RESPECT,
+    chunk_loss: int = 1,
     device: str | None = None,
     progress: bool | None = None,
 ) -> Graph:
@@ -146,7 +147,7 @@ def trace(
     Costs are measured, or those of the `device` named; nothing is changed and nothing is run.
     """
     settings = replace(make_settings("100%", DEFAULT_SOLVER, 0.0, 0, progress, {}, device), accumulate=accumulate)
-    settings = with_checkpoints(settings, checkpoints)
+    settings = with_chunks(with_checkpoints(settings, checkpoints), chunk_loss)
     return record_step(model, sample, settings, loss=loss, optimizer=optimizer)[1].graph
 
 
@@ -249,7 +250,8 @@ def _with_pins(settings: Settings, keep: Sequence[str], recompute: Sequence[str]
     return pinned
 
 
-def _with_chunks(settings: Settings, chunk_loss: int) -> Settings:
+def with_chunks(settings: Settings, chunk_loss: int) -> Settings:
+    """The settings with the head and its cross entropy in so many slices; see `remat`."""
     if isinstance(chunk_loss, bool) or not isinstance(chunk_loss, int) or chunk_loss < 1:
         raise RematchError(f"chunk_loss= takes a number of slices, 1 or more, such as chunk_loss=8, not {chunk_loss!r}")
     if chunk_loss > 1 and settings.engine not in (AUTO, TAPE):

@@ -32,6 +32,17 @@ def make():
 def without_loss():
     return nn.Linear(4, 4), torch.randn(2, 4)
 
+class Language(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(500, 8), nn.Linear(8, 500)
+
+    def forward(self, tokens):
+        return nn.functional.cross_entropy(self.head(self.embedding(tokens)).flatten(0, 1), tokens.flatten())
+
+def language():
+    return Language(), torch.arange(96).view(2, 48), lambda loss: loss
+
 def alone():
     return nn.Linear(4, 4)
 
@@ -82,6 +93,20 @@ def test_pins_and_checkpoints_are_passed_on() -> None:
     assert "recompute: gelu*" in result.stdout and "keep: 0, 3" in result.stdout
     refused = rematch("plan", "our_models:make", *options, "--checkpoints", "replaced")
     assert refused.exit_code == 2 and "did you mean 'replace'" in refused.stderr
+
+
+def test_the_loss_in_slices_is_planned_and_asked_about() -> None:
+    peaks = [
+        data_of(rematch("memory", "our_models.py:language", "--chunk-loss", slices, "--json"))["peak_bytes"]
+        for slices in ("1", "8")
+    ]
+    assert peaks[1] < 0.6 * peaks[0]
+    arguments = ["our_models.py:language", "--budget", "100%", "--chunk-loss", "8"]
+    assert "8 slices" in rematch("plan", *arguments).stdout
+    assert rematch("report", *arguments, "-o", "language.html").exit_code == 0
+    assert "8 slices" in Path("language.html").read_text()
+    curve = data_of(rematch("pareto", "our_models.py:language", "--budgets", "2", "--chunk-loss", "8", "--json"))
+    assert curve["baseline_peak_bytes"] < 0.6 * peaks[0]
 
 
 def test_memory_and_pareto_are_shown_and_drawn() -> None:
@@ -172,6 +197,7 @@ def test_a_signal_keeps_the_best_plan_of_a_model(number: signal.Signals) -> None
         (["plan", "graph.json", "--budget", "1GB"], "for graph files there is `rematch solve`"),
         (["report", "our_models:make"], "a graph or a model needs --budget"),
         (["pareto", "graph.json", "--device", "h200"], "--device is for models"),
+        (["pareto", "graph.json", "--chunk-loss", "2"], "--chunk-loss is for models"),
     ],
 )
 def test_what_goes_wrong_is_one_line(args: list[str], said: str) -> None:

@@ -101,6 +101,9 @@ def _complete_engine(incomplete: str) -> list[str]:
 EngineName = Annotated[
     str, typer.Option(help="Who runs the plan: auto, tape, replay or compiled.", autocompletion=_complete_engine)
 ]
+ChunkLoss = Annotated[
+    int, typer.Option(min=1, help="Run the head and its cross entropy in so many slices of the tokens.")
+]
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Plan anew, whatever earlier runs found.")]
 
 
@@ -124,6 +127,7 @@ def plan(
     keep: Annotated[list[str] | None, typer.Option(metavar="PATTERN", help=_KEEP)] = None,
     recompute: Annotated[list[str] | None, typer.Option(metavar="PATTERN", help=_RECOMPUTE)] = None,
     checkpoints: Annotated[str | None, typer.Option(help=_CHECKPOINTS)] = None,
+    chunk_loss: ChunkLoss = 1,
     no_cache: NoCache = False,
     json_output: Json = False,
     output: Annotated[Path | None, typer.Option("-o", "--output", metavar="PLAN", help="Save the plan here.")] = None,
@@ -138,7 +142,8 @@ def plan(
             require_writable(file)
     require_time(time_limit)
     run_plugin(plugin)
-    chosen = {"keep": keep or (), "recompute": recompute or (), "checkpoints": checkpoints, "cache": not no_cache}
+    pins: dict[str, Any] = {"keep": keep or (), "recompute": recompute or ()}
+    chosen: dict[str, Any] = {"checkpoints": checkpoints, "chunk_loss": chunk_loss, "cache": not no_cache, **pins}
     found = plan_of_model(model, budget, device, engine, solver, time_limit, option, **chosen)
     if output is not None:
         found.save(output)
@@ -184,14 +189,20 @@ def _plan_data(found: Any) -> dict[str, Any]:
 
 
 @app.command()
-def memory(model: ModelName, device: DeviceName = None, json_output: Json = False, plot: Picture = None) -> None:
+def memory(
+    model: ModelName,
+    device: DeviceName = None,
+    chunk_loss: ChunkLoss = 1,
+    json_output: Json = False,
+    plot: Picture = None,
+) -> None:
     """Show the peak of plain training of MODEL, and what it is made of, without running it."""
     _require_picture(plot)
     made = make_model(model)
     with errors_of(model):
         from rematch.foresight.memory import memory as ask
 
-        answer = ask(made.model, made.sample, loss=made.loss, device=device)
+        answer = ask(made.model, made.sample, loss=made.loss, device=device, chunk_loss=chunk_loss)
     _answer(answer, json_output, plot)
 
 
@@ -205,6 +216,7 @@ def pareto(
     solver: SolverName = "",
     time_limit: Annotated[float, typer.Option(help="Search for at most this many seconds, for each budget.")] = 10.0,
     option: Option = None,
+    chunk_loss: ChunkLoss = 1,
     json_output: Json = False,
     plot: Picture = None,
     plugin: Plugin = None,
@@ -222,10 +234,11 @@ def pareto(
             from rematch.foresight.tradeoff import pareto as ask
 
             how: dict[str, Any] = {"budgets": budgets, "device": device, "solver": chosen, "time_limit": time_limit}
-            answer = ask(made.model, made.sample, loss=made.loss, **how)
+            answer = ask(made.model, made.sample, loss=made.loss, chunk_loss=chunk_loss, **how)
     else:
-        if device is not None:
-            raise RematchError("--device is for models; the costs of a graph file are those that it has")
+        if device is not None or chunk_loss != 1:
+            option_given = "--device" if device is not None else "--chunk-loss"
+            raise RematchError(f"{option_given} is for models; a graph file has its operators and their costs")
         graph = load_graph(Path(what), plain=False)
         from rematch.foresight.tradeoff import pareto_of
 

@@ -10,6 +10,7 @@ import typer
 from rematch.cli.console import app, say
 from rematch.cli.inputs import Plain, Plugin, make_solver, noted, run_plugin
 from rematch.cli.models import (
+    ChunkLoss,
     DeviceName,
     EngineName,
     NoCache,
@@ -66,6 +67,7 @@ def report(
     solver: SolverName = "",
     time_limit: Annotated[float, typer.Option(help="Search for at most this many seconds, for each budget.")] = 60.0,
     option: Option = None,
+    chunk_loss: ChunkLoss = 1,
     no_cache: NoCache = False,
     plain: Plain = False,
     plugin: Plugin = None,
@@ -84,7 +86,8 @@ def report(
     run_plugin(plugin)
     told = True
     if is_model(what):
-        known = plan_of_model(what, _required(budget), device, engine, solver, time_limit, option, cache=not no_cache)
+        chosen_options = {"cache": not no_cache, "chunk_loss": chunk_loss}
+        known = plan_of_model(what, _required(budget), device, engine, solver, time_limit, option, **chosen_options)
     elif is_plan(data := read_json(what)):
         if budget is not None:
             raise RematchError(f"{what} is a plan, which has its budget; --budget is for graphs and models")

@@ -98,6 +98,11 @@ class Logits:
 
     reshape = view
 
+    def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Any:
+        if end_dim % self.ndim == self.ndim - 1:
+            return self.tensor().flatten(start_dim, end_dim)
+        return self._of(self._hidden.flatten(start_dim, end_dim), self._dtype)
+
     def __getitem__(self, index: Any) -> Any:
         places = index if isinstance(index, tuple) else (index,)
         whole = slice(None)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rematch.api import Loss, make_settings, record_step, with_checkpoints
+from rematch.api import Loss, make_settings, record_step, with_checkpoints, with_chunks
 from rematch.errors import BudgetError, BudgetInfeasible
 from rematch.foresight.answer import Answer
 from rematch.graph import Graph, baseline, simulate
@@ -78,6 +78,7 @@ def max_batch(
     optimizer: torch.optim.Optimizer | None = None,
     accumulate: bool = False,
     checkpoints: str = RESPECT,
+    chunk_loss: int = 1,
     device: str | None = None,
     extra_forward_passes: float | None = 1.0,
     close_enough: float = 0.01,
@@ -98,7 +99,7 @@ def max_batch(
     if isinstance(budget, str) and budget.strip().endswith("%"):
         raise BudgetError(f"a budget of {budget} is of a peak that depends on the batch; give bytes, such as '24GiB'")
     settings = replace(make_settings(budget, solver, time_limit, 0, progress, options, device), accumulate=accumulate)
-    settings = with_checkpoints(settings, checkpoints)
+    settings = with_chunks(with_checkpoints(settings, checkpoints), chunk_loss)
 
     def recorded(batch: int) -> Graph:
         return record_step(model, make_sample(batch), settings, loss=loss, optimizer=optimizer)[1].graph

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from rematch.api import Loss, as_arguments, make_settings, record_step, with_checkpoints
+from rematch.api import Loss, as_arguments, make_settings, record_step, with_checkpoints, with_chunks
 from rematch.capture.devices import find_device
 from rematch.errors import DeviceError
 from rematch.foresight.answer import Answer
@@ -130,17 +130,18 @@ def memory(
     optimizer: torch.optim.Optimizer | None = None,
     accumulate: bool = False,
     checkpoints: str = RESPECT,
+    chunk_loss: int = 1,
     device: str | None = None,
 ) -> Memory:
     """Return the peak of plain training of `model` and what it is made of; nothing is run or allocated.
 
-    sample, loss, optimizer, accumulate, checkpoints: as `rematch.remat` takes them. Without `loss`, what it
-        allocates is assumed.
+    sample, loss, optimizer, accumulate, checkpoints, chunk_loss: as `rematch.remat` takes them. Without `loss`, what
+        it allocates is assumed.
     device: the name of a device that is not here; by default the one that the model is on.
     """
     name = device or _device_here(model, sample)
     settings = replace(make_settings("100%", DEFAULT_SOLVER, 0.0, 0, False, {}, name), accumulate=accumulate)
-    settings = with_checkpoints(settings, checkpoints)
+    settings = with_chunks(with_checkpoints(settings, checkpoints), chunk_loss)
     runner, recorded = record_step(model, sample, settings, loss=loss, optimizer=optimizer)
     return memory_of(recorded.graph, find_device(name).name, state_bytes=runner.state_bytes, notes=recorded.notes)
 

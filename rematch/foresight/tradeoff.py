@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rematch.api import Loss, make_settings, record_step, with_checkpoints
+from rematch.api import Loss, make_settings, record_step, with_checkpoints, with_chunks
 from rematch.foresight.answer import Answer
 from rematch.graph import Graph, Schedule, baseline, simulate
 from rematch.planning.budget import describe_largest_need, parse_budget
@@ -118,6 +118,7 @@ def pareto(
     optimizer: torch.optim.Optimizer | None = None,
     accumulate: bool = False,
     checkpoints: str = RESPECT,
+    chunk_loss: int = 1,
     device: str | None = None,
     solver: str | Solver = DEFAULT_SOLVER,
     time_limit: float = _SECONDS,
@@ -130,6 +131,7 @@ def pareto(
     time_limit: seconds for each budget. The other arguments are those of `rematch.plan`.
     """
     settings = with_checkpoints(make_settings("100%", solver, time_limit, 0, progress, options, device), checkpoints)
+    settings = with_chunks(settings, chunk_loss)
     _, recorded = record_step(model, sample, replace(settings, accumulate=accumulate), loss=loss, optimizer=optimizer)
     made = make_solver(solver, **options) if isinstance(solver, str) else solver
     return pareto_of(recorded.graph, budgets, solver=made, time_limit=time_limit, notes=recorded.notes)
@@ -176,6 +178,7 @@ def min_budget(
     optimizer: torch.optim.Optimizer | None = None,
     accumulate: bool = False,
     checkpoints: str = RESPECT,
+    chunk_loss: int = 1,
     device: str | None = None,
     time_limit: float = _SECONDS,
     progress: bool | None = None,
@@ -185,6 +188,7 @@ def min_budget(
     The other arguments are those of `rematch.plan`.
     """
     settings = with_checkpoints(make_settings("100%", DEFAULT_SOLVER, 0.0, 0, progress, {}, device), checkpoints)
+    settings = with_chunks(settings, chunk_loss)
     runner, recorded = record_step(
         model, sample, replace(settings, accumulate=accumulate), loss=loss, optimizer=optimizer
     )

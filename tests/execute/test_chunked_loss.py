@@ -95,6 +95,31 @@ def test_the_least_budget_is_far_below_what_the_logits_need() -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
+def test_the_questions_about_memory_see_the_slices() -> None:
+    sample = {"tokens": tokens(), "labels": tokens()}
+    whole, sliced = (
+        (
+            rematch.memory(Language(), sample, loss=first, chunk_loss=slices).peak_bytes,
+            rematch.min_budget(Language(), sample, loss=first, chunk_loss=slices, time_limit=1.0).budget_bytes,
+            rematch.max_batch(Language(), batch, budget="64MiB", loss=first, chunk_loss=slices, time_limit=1.0).batch,
+            len(rematch.trace(Language(), sample, loss=first, chunk_loss=slices).ops),
+        )
+        for slices in (1, 8)
+    )
+    assert sliced[0] < 0.7 * whole[0]
+    assert sliced[1] < 0.7 * whole[1]
+    assert sliced[2] > 1.3 * whole[2]
+    assert sliced[3] > whole[3] + 20
+
+
+def first(output: Any) -> torch.Tensor:
+    return output[0]  # type: ignore[no-any-return]
+
+
+def batch(size: int) -> dict[str, torch.Tensor]:
+    return {name: torch.zeros(size, TOKENS, dtype=torch.long) for name in ("tokens", "labels")}
+
+
 def test_logits_are_computed_when_they_are_read() -> None:
     model = Language()
     forward = with_chunked_loss(model.forward, model.head, 4)
@@ -105,6 +130,7 @@ def test_logits_are_computed_when_they_are_read() -> None:
         lambda logits: logits[0, 3],
         lambda logits: logits[..., :5],
         lambda logits: logits.view(2, -1),
+        lambda logits: logits.flatten(),
         lambda logits: logits.mean() * 2,
         lambda logits: F.cross_entropy(logits.view(-1, VOCABULARY), tokens().flatten(), reduction="none"),
     ):
