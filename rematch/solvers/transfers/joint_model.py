@@ -2,14 +2,15 @@
 
 `JointModel(Precedence.of(graph), budget_bytes, moments=(5, 9))`
 
-In the frame of `rematch.solvers.default.epochs`, whose words and columns `keep[k,v]` and `again[e,w]` are used here. An
-instant belongs to each moment tau_k: the end of its first computation. Epoch e lasts from the instant of tau_e to that
-of tau_(e+1), the opening (-1) from the start, the last epoch until all has ended. In addition:
+In the frame of `rematch.solvers.default.epochs`, whose words and columns `keep[k,v]` and `again[e,w]` are used here.
+Epoch e lasts from the end of the first computation of tau_e to that of tau_(e+1), the opening (-1) from the start, the
+last epoch until all has ended. In addition:
 
     stall[e]   time of epoch e in which no first computation and no `again` runs
     in[e,v]    share of v that is copied in during epoch e                       (v made by tau_e)
-    out[k,v]   share of v that has been copied out by the instant of tau_k       (v made by tau_k)
+    out[k,v]   share of v that was copied out when the computation of tau_k begins   (v made by tau_k)
     lasts[e] = seconds of first computations in e + sum of seconds(w) again[e,w] + stall[e]
+    until[e] = the same, but with the first computation of tau_e and without that of tau_(e+1)
 
     minimise   sum of lasts[e]
     (memory)   as before, with keep[k,v] the share of v on the device
@@ -18,23 +19,28 @@ of tau_(e+1), the opening (-1) from the start, the last epoch until all has ende
     (there)    in[e,v] <= out[e,v],   out[e,v] <= out[e+1,v]
     (present)  out[e+1,v] - out[e,v] <= keep[e,v] + again[e,producer(v)]
     (in)       sum of bytes(v) in[e,v] <= speed in x lasts[e]
-    (out)      sum of bytes(v) (out[e+1,v] - out[e,v]) <= speed out x lasts[e]
+    (out)      sum of bytes(v) (out[e+1,v] - out[e,v]) <= speed out x until[e]
     (host)     sum of bytes(v) out[K,v] <= host bytes
 
 *It is a relaxation.* Take a valid schedule whose first computations follow the order, and read the columns off it. The
 device holds all of a value's memory from the fetch on, so counting the share that has arrived, keep[k,v], only takes
 from (memory). Let in[e,v] be the share of v that arrives in e if v was not complete at tau_e and is not computed in e,
 and 0 otherwise: then (carry) and (inputs) hold, because an operator begins only when its inputs are complete. For v
-with in[e,v] > 0 the copy out had ended at tau_e: v was on its way in, or not on the device, and not computed since.
-That is (there). A copy out reads the device, where v was complete at tau_e or was computed in e: (present). A link
-moves at most its speed times the time: (in) and (out). Host memory is never given back: (host). What runs in an epoch
-beside first computations and one run for each `again` is part of its stall.
+with in[e,v] > 0 the copy out had ended when tau_e began: v was on its way in, or not on the device, and not computed
+since, and values are freed between computations. That is (there). A copy out reads the device, where v was complete at
+tau_e or was computed in e: (present). A link moves at most its speed times the time: (in) and (out). Host memory is
+never given back: (host). What runs in an epoch beside first computations and one run for each `again` is part of its
+stall.
 
 Two kinds of rows look inside an epoch. What first computations up to position q of epoch e read arrives before q
 begins: the part of (in) for those values, with the time up to q in place of lasts[e]. What is first made at position q
 of an epoch or later leaves after that: the part of (out) for those values, with the time from q on. *Suffixes* relate
 epochs as in `epochs`: all that follows a moment is one epoch too, with later_in[e,v] <= out[e,v] and at most the sum of
 in[e,v] over what follows.
+
+With one moment the columns may be asked to be whole: count a value on its way in as kept, for it has all its memory,
+and one on its way out as not copied out, for it is on the device. Then `in` counts values whose whole copy runs in the
+epoch, and `out` those whose copy has ended. With more moments a copy may run in two epochs.
 
 The bound is valid for schedules whose first computations follow the default order.
 """
@@ -49,7 +55,8 @@ from rematch.graph.model import Bools, Floats, Ints
 from rematch.solvers.common.highs import ABSENT, LinearModel
 from rematch.solvers.common.precedence import Precedence
 
-_WINDOWS = 6  # inside an epoch, for each direction
+_WINDOWS = 40  # inside epochs, for each direction; all epochs share them
+_LEAST_WINDOWS = 6  # of each epoch
 
 
 class JointModel:
@@ -158,7 +165,7 @@ class JointModel:
         first, end = int(self.moments[epoch]) + 1, int(self.ends[epoch])
         self._limit(self.bring[epoch, brought], self._in_cost[brought], epoch, self._seconds(epoch))
         read_at = self._first_read(first, end)[brought]
-        for position in _windows(first, end):
+        for position in self._windows(first, end):
             early = brought[read_at <= position]
             if len(early):
                 passed = float(self._passed[position] - self._passed[first])
@@ -181,11 +188,12 @@ class JointModel:
         first, end = int(self.moments[epoch]) + 1 if epoch >= 0 else 0, int(self.moments[epoch + 1])
         columns = np.concatenate((self.gone[epoch + 1, leaving], before)).astype(np.int32)
         cost = np.concatenate((self._out_cost[leaving], -self._out_cost[leaving]))
-        self._limit(columns, cost, epoch, self._seconds(epoch))
-        for position in _windows(first, end):
+        begun = float(self._passed[first - 1]) if epoch >= 0 else 0.0
+        self._limit(columns, cost, epoch, float(self._passed[end]) - begun)
+        for position in self._windows(first, end):
             late = leaving[p.made_at[leaving] >= position]
             if len(late):
-                left = float(self._passed[end + 1] - self._passed[position + 1])
+                left = float(self._passed[end] - self._passed[position + 1])
                 self._limit(self.gone[epoch + 1, late], self._out_cost[late], epoch, left)
 
     def _limit(self, columns: Ints, cost: Floats, epoch: int, seconds: float) -> None:
@@ -197,9 +205,8 @@ class JointModel:
 
     def _seconds(self, epoch: int) -> float:
         """Time of an epoch's first computations, in percent."""
-        first = int(self.moments[epoch]) + 1 if epoch >= 0 else 0
-        end = int(self.moments[0]) if epoch < 0 else min(int(self.ends[epoch]), len(self._passed) - 2)
-        return float(self._passed[end + 1] - self._passed[first])
+        end = min(int(self.ends[epoch]), len(self._passed) - 2)
+        return float(self._passed[end + 1] - self._passed[int(self.moments[epoch]) + 1])
 
     def _limit_host(self) -> None:
         graph = self.precedence.graph
@@ -229,7 +236,7 @@ class JointModel:
         self.program.rows(np.stack((now[both], after[both], column[both]), axis=1), [1.0, 1.0, -1.0], lower=0.0)
         return column
 
-
-def _windows(first: int, end: int) -> list[int]:
-    """Positions spread over `first` + 1 ... `end` - 1."""
-    return sorted({int(at) for at in np.linspace(first, end, _WINDOWS + 2)[1:-1]} - {first, end})
+    def _windows(self, first: int, end: int) -> list[int]:
+        """Positions spread over `first` + 1 ... `end` - 1."""
+        count = max(_LEAST_WINDOWS, _WINDOWS // len(self.moments))
+        return sorted({int(at) for at in np.linspace(first, end, count + 2)[1:-1]} - {first, end})
