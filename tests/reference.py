@@ -142,6 +142,8 @@ def _moved(graph: Graph, state: State, step: Offload | Fetch) -> tuple[State, in
         hosted = hosted | {step.value}
         if step.value not in alive or step.value in state.hosted:
             raise Broken("not alive, or there already")
+        if not graph.values[step.value].movable:
+            raise Broken("must stay")
         if bytes_of(graph, hosted) > graph.link.host_bytes:
             raise Broken("too much")
     else:

@@ -127,9 +127,11 @@ def schedules(draw: st.DrawFn, graph: Graph) -> Schedule:
 
 @st.composite
 def linked(draw: st.DrawFn, graph: Graph) -> Graph:
-    """The graph with a link of speeds that divide times and sizes well."""
+    """The graph with a link of speeds that divide times and sizes well; some values may have to stay on the device."""
     speeds = st.sampled_from((1.0, 2.0, 4.0))
-    return replace(graph, link=Link(draw(speeds), draw(speeds), host_bytes=draw(st.sampled_from((0, 5, 40)))))
+    values = tuple(replace(value, movable=draw(st.sampled_from((True, True, False)))) for value in graph.values)
+    link = Link(draw(speeds), draw(speeds), host_bytes=draw(st.sampled_from((0, 5, 40))))
+    return replace(graph, values=values, link=link)
 
 
 @st.composite

@@ -32,6 +32,7 @@ HOST_FULL = 14
 FETCHED_NOT_THERE = 15
 FETCHED_ALIVE = 16
 FETCHED_BEFORE_LOSS = 17
+OFFLOADED_NOT_MOVABLE = 18
 
 
 class Values(NamedTuple):
@@ -53,6 +54,7 @@ class Rules(NamedTuple):
     once_from: np.ndarray
     once_until: np.ndarray
     turn: np.ndarray
+    movable: np.ndarray
     recompute_after_loss: bool
 
 
@@ -86,7 +88,7 @@ def simulate_steps(steps, graph, rules, needs, host_room, timeline, counts, aliv
             value = ~step
             if value >= OFFLOADS:
                 waits = rules.recompute_after_loss and not loss_done
-                code, host_room = _move(step, size, waits, host_room, alive, hosted)
+                code, host_room = _move(step, size, rules.movable, waits, host_room, alive, hosted)
                 value -= FETCHES if value >= FETCHES else OFFLOADS
                 if code != OK:
                     return code, index, value, peak, peak_step
@@ -152,7 +154,7 @@ def simulate_steps(steps, graph, rules, needs, host_room, timeline, counts, aliv
 
 
 @njit(cache=True, no_cfunc_wrapper=True)
-def _move(step, size, waits, host_room, alive, hosted):
+def _move(step, size, movable, waits, host_room, alive, hosted):
     """Offload or fetch a value. `waits` says that nothing may be fetched yet. Returns (code, host memory left)."""
     fetches = step <= ~FETCHES
     value = ~step - (FETCHES if fetches else OFFLOADS)
@@ -171,6 +173,8 @@ def _move(step, size, waits, host_room, alive, hosted):
         return OK, host_room
     if not alive[value]:
         return OFFLOADED_NOT_ALIVE, host_room
+    if not movable[value]:
+        return OFFLOADED_NOT_MOVABLE, host_room
     if hosted[value]:
         return OFFLOADED_AGAIN, host_room
     if size[value] > host_room:

@@ -22,7 +22,8 @@ once keep the default order among each other.
 code: first computations of all operators follow the default order, and no operator runs again before the loss has run.
 
 A graph may have a *link* to host memory. Its schedules may then also move values out and back; `clock` says how long
-that takes. Neither the link nor times are part of the fingerprint: both belong to the machine.
+that takes. Neither the link, nor which values can move, nor times are part of the fingerprint: they belong to the
+machine and to whoever runs the schedule.
 """
 
 from __future__ import annotations
@@ -68,12 +69,17 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A storage. `resident` ones have no producer and are never freed. `role` says what it is, for reports."""
+    """A storage. `resident` ones have no producer and are never freed. `role` says what it is, for reports.
+
+    One that is not `movable` stays on the device: whoever runs the schedule cannot copy it to host memory, or somebody
+    else holds it, so that moving it would free nothing.
+    """
 
     name: str
     size_bytes: int
     resident: bool = False
     role: str = ""
+    movable: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +127,7 @@ class GraphArrays:
     last_stage: Ints  # and the last one; smaller than the first if it may not
     target: Bools  # per value
     held: Bools  # per value
+    movable: Bools  # per value
     loss: int  # operator, -1 without
     recompute_after_loss: bool
     resident_bytes: int
@@ -387,6 +394,7 @@ def _arrays(graph: Graph) -> GraphArrays:
         last_stage=last_stage,
         target=_flags(graph.targets, len(graph.values)) & ~resident,
         held=_flags(graph.held, len(graph.values)) & ~resident,
+        movable=np.array([value.movable for value in graph.values], dtype=np.bool_) & ~resident,
         loss=loss,
         recompute_after_loss=graph.recompute_after_loss,
         resident_bytes=int(size[resident].sum()),

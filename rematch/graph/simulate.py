@@ -180,6 +180,7 @@ def _why_not_moved(graph: Graph, code: int, step: Offload | Fetch) -> str:
     reasons = {
         kernels.NO_LINK: "but the graph has no link to host memory",
         kernels.OFFLOADED_NOT_ALIVE: "which is not alive",
+        kernels.OFFLOADED_NOT_MOVABLE: "which must stay on the device",
         kernels.OFFLOADED_AGAIN: "which is in host memory already",
         kernels.FETCHED_NOT_THERE: "which is not in host memory",
         kernels.FETCHED_ALIVE: "which is on the device already",

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from rematch.graph import Graph, Schedule, simulate
+from rematch.graph import Compute, Fetch, Free, Graph, Schedule, simulate
 
 _MIB = 2**20
 _ROUNDED = 512
@@ -286,18 +286,23 @@ def fits(
 
 def _run(graph: Graph, schedule: Schedule, allocator: Allocator) -> None:
     blocks: dict[int, Block] = {}
-    for step in schedule.steps.tolist():
-        if step < 0:
-            if ~step in blocks:
-                allocator.free(blocks.pop(~step))
-            continue
-        op = graph.ops[step]
-        for value in op.outputs:
+
+    def allocate(values: Iterable[int]) -> None:
+        for value in values:
             size_bytes = graph.values[value].size_bytes
             if size_bytes and value not in blocks and not graph.values[value].resident:
                 blocks[value] = allocator.allocate(size_bytes)
-        if op.workspace_bytes:
-            allocator.free(allocator.allocate(op.workspace_bytes))
+
+    for step in schedule:
+        match step:
+            case Free(value) if value in blocks:
+                allocator.free(blocks.pop(value))
+            case Fetch(value):
+                allocate((value,))
+            case Compute(op):
+                allocate(graph.ops[op].outputs)
+                if graph.ops[op].workspace_bytes:
+                    allocator.free(allocator.allocate(graph.ops[op].workspace_bytes))
     for block in blocks.values():
         allocator.free(block)
 

@@ -105,6 +105,16 @@ def test_an_engine_that_recomputes_after_the_loss_fetches_after_it(graph: Graph)
     simulate(late, Schedule.of([*MOVING[:4], Compute(2), Fetch(0), Compute(3)])).checked()
 
 
+def test_what_must_stay_on_the_device_does_not_move(graph: Graph, tmp_path: Path) -> None:
+    values = tuple(replace(value, movable=value.name != "a") for value in graph.values)
+    staying = replace(graph, values=values)
+    seen = simulate(staying, Schedule.of(MOVING))
+    assert seen.error == "step 1 of 7: offloads 'a', which must stay on the device"
+    assert staying.fingerprint == graph.fingerprint  # so that plans from before anything could move still load
+    save_graph(staying, tmp_path / "staying.json")
+    assert load_graph(tmp_path / "staying.json").graph == staying
+
+
 def test_nothing_moves_without_a_link(graph: Graph) -> None:
     seen = simulate(replace(graph, link=None), Schedule.of(MOVING))
     assert "step 1 of 7: offloads 'a', but the graph has no link to host memory" in str(seen.error)

@@ -9,7 +9,20 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from rematch.graph import Graph, Op, Phase, Schedule, Value, baseline, simulate
+from rematch.graph import (
+    Compute,
+    Fetch,
+    Free,
+    Graph,
+    Link,
+    Offload,
+    Op,
+    Phase,
+    Schedule,
+    Value,
+    baseline,
+    simulate,
+)
 from rematch.planning.cuda_allocator import Allocator, OutOfMemory, fits, least_cap
 from rematch.planning.planner import Planner
 from rematch.planning.settings import Settings
@@ -140,3 +153,14 @@ def test_plans_for_a_card_leave_room_for_what_is_free_in_pieces(monkeypatch: pyt
 def test_a_schedule_that_computes_nothing_needs_what_is_resident() -> None:
     graph = Graph((), (Value("x", 5 * MIB, resident=True),), name="empty")
     assert least_cap(graph, Schedule(np.zeros(0, dtype=np.int64))) >= 5 * MIB
+
+
+def test_what_is_fetched_needs_a_place_and_what_has_left_needs_none() -> None:
+    values = tuple(Value(name, 60 * MIB) for name in ("a", "b", "c"))
+    ops = (Op("make a", 1.0, (), (0,)), Op("make b", 1.0, (), (1,)), Op("make c", 1.0, (0,), (2,)))
+    graph = Graph(ops, values, link=Link(1e9, 1e9, host_bytes=2**30))
+    away = Schedule.of([Compute(0), Offload(0), Free(0), Compute(1), Free(1), Fetch(0), Compute(2)])
+    assert least_cap(graph, away) == 120 * MIB
+    assert least_cap(graph, Schedule.of([*list(away)[:4], Fetch(0), Free(1), Compute(2)])) == 120 * MIB
+    kept = Schedule.of([Compute(0), Offload(0), Free(0), Compute(1), Fetch(0), Compute(2)])
+    assert least_cap(graph, kept) == 180 * MIB

@@ -109,7 +109,7 @@ class JointModel:
             self.keep[epoch, kept] = self.program.columns(np.zeros(len(kept)), lower=fixed)
             ops = np.flatnonzero((a.position <= moment) & self._may_run_again(epoch))
             self.again[epoch, ops] = self.program.columns(self._cost[ops])
-            moved = kept[(a.size[kept] > 0) & (p.useful_until[kept] > moment)]
+            moved = kept[(a.size[kept] > 0) & a.movable[kept] & (p.useful_until[kept] > moment)]
             self.gone[epoch, moved] = self.program.columns(np.zeros(len(moved)))
             if not p.graph.recompute_after_loss or self.ends[epoch] > loss_at:
                 self.bring[epoch, moved] = self.program.columns(np.zeros(len(moved)))

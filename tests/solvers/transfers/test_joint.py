@@ -100,7 +100,8 @@ def _after(graph: Graph, moment: Moment, step: Step, state: State) -> tuple[floa
 def linked_problems(draw: st.DrawFn) -> Problem:
     """Two layers forward and back, each read by its backward, with a link and a budget that asks for something."""
     sizes, seconds = st.integers(1, 4), st.integers(0, 4).map(float)
-    values = tuple(Value(f"v{index}", draw(sizes)) for index in range(5))
+    stays = draw(st.sampled_from((None, 0, 1)))
+    values = tuple(Value(f"v{index}", draw(sizes), movable=index != stays) for index in range(5))
     skip = (0,) if draw(st.booleans()) else ()
     read = ((), (0,), (1, *skip), (1, 2), (0, 3))
     phases = (Phase.FORWARD, Phase.FORWARD, Phase.LOSS, Phase.BACKWARD, Phase.BACKWARD)
