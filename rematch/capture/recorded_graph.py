@@ -8,6 +8,9 @@ back only after the loss, so the graph is marked `recompute_after_loss`, and wha
 runs once. Values live as long as Python holds them: where that is longer than anyone reads them, a *release* operator
 of no cost reads them last. In-place operators become part of the operator that made the storage, if nobody reads it in
 between; otherwise the storage is pinned: what makes, changes or reads it before the change is not run again.
+
+A value is movable if autograd saves it in forward and nobody else has it when backward begins: the engine can then copy
+it out as it is saved, and its memory is free once the copy has ended.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ from rematch.capture.recording import RecordedCall, Recording, SavedTensor, Tens
 from rematch.graph import Graph, Op, Phase, Value
 from rematch.graph.model import ALREADY_ALLOCATED, LOSS_VALUE
 
+_LEAST_MOVED_BYTES = 2**14  # starting the copy of less takes longer than the copy
 _OPERATORS_OF_A_NODE = 6  # of autograd, at most, for those that are looked after: a product's two, and their sums
 
 
@@ -62,8 +66,7 @@ class RecordedGraph:
     @property
     def device(self) -> torch.device:
         """Where the step runs: CUDA, if any of its memory is there."""
-        devices = [storage.device for storage in self.recording.storages]
-        return next((device for device in devices if device.type == "cuda"), torch.device("cpu"))
+        return _device_of(self.recording)
 
     @property
     def step(self) -> StepGraph:
@@ -97,6 +100,7 @@ class _Assembly:
         self.recording = recording
         self.calls = recording.calls
         self.storages = recording.storages
+        self.device = _device_of(recording)
         self.kernels = [place for place, call in enumerate(self.calls) if call.makes or call.writes]
         self.maker: dict[int, int] = {s: place for place in self.kernels for s in self.calls[place].makes}
         self.readers: dict[int, list[int]] = defaultdict(list)
@@ -282,6 +286,39 @@ class _Assembly:
         for index in range(bisect_left(self.starts, first), bisect_left(self.starts, until)):
             self._hold_until(storage, self.starts[index] + 1)
 
+    # Host memory
+
+    def _is_movable(self, storage: int) -> bool:
+        info = self.storages[storage]
+        maker = self.maker[storage]
+        if info.size_bytes < _LEAST_MOVED_BYTES or info.device != self.device or maker >= self.recording.forward_until:
+            return False
+        if storage in self.recording.outputs or storage in self.recording.roots:
+            return False  # the user's own loss may save them
+        if any(self.head.get(writer) != maker for writer in self.writers.get(storage, ())):
+            return False
+        if any(holding.since < self.recording.loss_at < holding.until for holding in info.held):
+            return False
+        return bool(info.saved) and all(map(self._comes_to_the_hooks, info.saved)) and self._is_read_while_held(storage)
+
+    def _comes_to_the_hooks(self, saved: SavedTensor) -> bool:
+        """Whether forward saves it, and only backward asks for it."""
+        in_forward = saved.phase is Phase.FORWARD and saved.at <= self.recording.forward_until
+        late = all(time >= self.recording.loss_at for time, _ in saved.unpacked)
+        return in_forward and late and saved.released is not None
+
+    def _is_read_while_held(self, storage: int) -> bool:
+        """Whether all that runs while backward holds the storage reads it, so that no plan frees it in between."""
+        for holding in self.storages[storage].held:
+            if holding.since < self.recording.loss_at:
+                continue
+            until = self._after_next_operator(holding.until) if holding.after_unpacking else holding.until
+            first = bisect_left(self.starts, self._after_next_operator(holding.since))
+            while_held = self.drafts[first : bisect_left(self.starts, until)]
+            if not all(storage in draft.inputs or storage in draft.outputs for draft in while_held):
+                return False
+        return True
+
     # The graph
 
     def finish(self, name: str, notes: tuple[str, ...]) -> RecordedGraph:
@@ -321,7 +358,8 @@ class _Assembly:
         info = self.storages[storage]
         size = allocated_bytes(info.size_bytes, info.device)
         self.index[storage] = len(self.values)
-        self.values.append(Value(name, size, resident=info.resident, role=role))
+        movable = info.resident or self._is_movable(storage)  # nobody asks for those that are resident
+        self.values.append(Value(name, size, resident=info.resident, role=role, movable=movable))
         return self.index[storage]
 
     def _add_op(self, draft: _Draft, gradients: set[int]) -> None:
@@ -380,7 +418,8 @@ class _Assembly:
     def _add_random_state(self, name: str, draft: _Draft, path: str) -> int:
         """The generator's state, noted before a random operator so that it can be run again."""
         device = self.storages[next(iter(draft.outputs))].device
-        self.values.append(Value(f"{name}.state", random_state_bytes(device), role="random states"))
+        state_bytes = random_state_bytes(device)
+        self.values.append(Value(f"{name}.state", state_bytes, role="random states", movable=False))
         state = len(self.values) - 1
         self._append(Op(f"{name}.state", 0.0, (), (state,), once=True, module_path=path), ())
         return state
@@ -392,8 +431,14 @@ class _Assembly:
 
     def _add_loss(self) -> None:
         """The moment between forward and backward; where the loss is not recorded, `with_outside` gives it a cost."""
-        self.values.append(Value(LOSS_VALUE, 0, role=LOSS_VALUE))
+        self.values.append(Value(LOSS_VALUE, 0, role=LOSS_VALUE, movable=False))
         self._append(Op("loss", 0.0, (), (len(self.values) - 1,), phase=Phase.LOSS, once=True), ())
+
+
+def _device_of(recording: Recording) -> torch.device:
+    """Where the step runs: CUDA, if any of its memory is there."""
+    devices = (storage.device for storage in recording.storages)
+    return next((device for device in devices if device.type == "cuda"), torch.device("cpu"))
 
 
 def _name_of(call: RecordedCall) -> str:

@@ -15,6 +15,7 @@ import torch
 
 from rematch.execute.tape.draws import Draw
 from rematch.execute.tape.operators import Operator
+from rematch.execute.transfers import HostCopy
 
 # Size, stride, offset, dtype, and whether it shows its memory conjugated or negated.
 Layout = tuple[Any, Any, Any, torch.dtype, bool, bool]
@@ -30,12 +31,15 @@ class Content:
         "__weakref__",
         "address",
         "constant",
+        "copy",
         "dropped",
         "dropped_later",
         "held",
         "held_version",
         "index",
+        "moved",
         "note",
+        "position",
         "saved",
         "value",
         "version",
@@ -43,10 +47,13 @@ class Content:
 
     def __init__(self, note: Note | None, index: int, version: int, dropped: bool) -> None:
         self.note = note  # None: somebody wrote it whom we did not note
-        self.index = index  # among what the note's call returns
+        self.index = index  # among what its call returns
+        self.position = -1  # of its call in the plan, where that is not noted
         self.version = version  # of the storage, by autograd's counter
         self.dropped = dropped
         self.dropped_later = False  # it is there until the plan lets go of it in backward
+        self.moved = False  # it goes to host memory when autograd saves it
+        self.copy: HostCopy | None = None  # once it has gone there
         self.constant = False  # fresh zeros and the like, which code that no dispatcher sees may have changed
         self.address = 0
         self.held: torch.Tensor | None = None  # shows the storage, and keeps it
@@ -65,12 +72,26 @@ class Content:
         self.held = copy_with_storage(tensor)
         self.held_version = _OWN_COPY
 
+    @property
+    def key(self) -> tuple[int, int]:
+        """Its name in the plan."""
+        return self.position if self.note is None else self.note.position, self.index
+
     def let_go(self) -> None:
-        """Hold the content no more; it can be computed again."""
+        """Hold the content no more, if it can be computed again or fetched."""
+        if self.copy is not None:
+            self.copy.let_go()
+        elif self.note is None:
+            return
         self.value = self.held = None
         saved = None if self.saved is None else self.saved()
         if saved is not None:
             saved.value = None
+
+    def fetch(self) -> None:
+        """Begin to bring the content back from host memory, if it is there and not here."""
+        if self.copy is not None and self.value is None and self.held is None:
+            self.copy.fetch()
 
     @property
     def owns_memory(self) -> bool:
@@ -79,6 +100,8 @@ class Content:
 
     def available(self) -> torch.Tensor | None:
         """A tensor that shows the content, if it is there; raises if it was there and somebody changed it."""
+        if self.value is None and self.copy is not None:
+            self.value = self.copy.tensor()
         if self.value is not None:
             return self.value
         if self.saved is not None:

@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
+from dataclasses import dataclass
 
 from rematch.capture.recorded_graph import RecordedGraph
 from rematch.capture.recording import RecordedCall
 from rematch.execute.tape.operators import operator_of
-from rematch.execute.tape.plan import TapePlan, UnpackEvent
-from rematch.graph import Phase, Schedule
+from rematch.execute.tape.plan import FETCH, EventStep, TapePlan, UnpackEvent
+from rematch.graph import Compute, Fetch, Free, Offload, Phase, Schedule, simulate
+from rematch.graph.schedule import Step
 
 Content = tuple[int, int]  # a call of forward, and which of its results
 
@@ -23,24 +25,113 @@ def tape_plan(recorded: RecordedGraph, schedule: Schedule) -> TapePlan:
     places = [place for place in range(recording.forward_until) if not _passes_through(recording.calls[place])]
     number_of = {place: number for number, place in enumerate(places)}
     calls_of = [tuple(number_of[place] for place in made_of if place in number_of) for made_of in recorded.calls]
-    again = _repeated(schedule)
     contents = _contents(recorded, number_of)
-    made_again = {value for op in again for value in recorded.graph.ops[op].outputs if value in contents}
-    kept = made_again & _alive_after_loss(recorded, schedule)
-    dropped_later = kept & _made_anew_in_backward(recorded, schedule)
-    dropped_values = (made_again - kept) | dropped_later
-    dropped = frozenset(content for value in dropped_values for content in contents[value])
-    noted = frozenset(call for op in again for call in calls_of[op])
-    events = _events(recorded, calls_of, schedule, dropped_values, contents)
+    does = _Does.of(recorded, schedule, contents)
+    dropped = frozenset(content for value in does.dropped for content in contents[value])
+    noted = frozenset(call for op in does.again for call in calls_of[op])
+    events = _events(recorded, calls_of, schedule, does.dropped | does.moved, contents)
     forward = [recording.calls[place] for place in places]
+    moved = frozenset(contents[value][-1] for value in does.moved)
     return TapePlan(
         tuple(call.target for call in forward),
         noted,
-        dropped,
+        dropped | moved,
         events,
-        dropped_later=frozenset(contents[value][-1] for value in dropped_later),
+        dropped_later=frozenset(contents[value][-1] for value in does.dropped_later),
         rewritten=_rewritten(forward),
+        moved=moved,
+        leaving=_leaving(recorded, calls_of, schedule, {value: contents[value][-1] for value in does.moved}),
     )
+
+
+def fetched_at_unpackings(recorded: RecordedGraph, schedule: Schedule) -> Schedule:
+    """The schedule with fetches where a tape can begin them: as autograd asks for something that is not there.
+
+    A fetch goes to such a moment before its place if there is memory for it, else to the next one after.
+    """
+    if not schedule.moves:
+        return schedule
+    does = _Does.of(recorded, schedule, recorded.storage_of)
+    asking = _unpacked_before(recorded, does.dropped | does.moved)
+    graph, steps = recorded.graph, list(schedule)
+    seen = simulate(graph, schedule).checked()
+    level, peak_bytes = seen.timeline_bytes.copy(), seen.peak_bytes
+    places: dict[int, list[Step]] = {}
+    for at, step in enumerate(steps):
+        if isinstance(step, Fetch):
+            size_bytes = graph.values[step.value].size_bytes
+            place = _asked_before(recorded, steps, at, asking)
+            if place is not None and level[place:at].max() + size_bytes <= peak_bytes:
+                level[place:at] += size_bytes
+            else:
+                place = _asked_after(recorded, steps, at, asking)
+                level[at:place] -= size_bytes
+            places.setdefault(place, []).append(step)
+    moved: list[Step] = []
+    for at, step in enumerate(steps):
+        moved += places.get(at, ())
+        if not isinstance(step, Fetch):
+            moved.append(step)
+    return Schedule.of(moved)
+
+
+def _asked_before(recorded: RecordedGraph, steps: list[Step], at: int, asking: Container[int]) -> int | None:
+    """The last step before a fetch at which backward asks for something, if its value is gone by then."""
+    fetched = steps[at]
+    for place in range(at - 1, -1, -1):
+        match steps[place]:
+            case Free(value) if isinstance(fetched, Fetch) and value == fetched.value:
+                return None
+            case Compute(op) if recorded.graph.ops[op].phase is Phase.LOSS:
+                return None
+            case Compute(op) if op in asking:
+                return place
+    return None
+
+
+def _asked_after(recorded: RecordedGraph, steps: list[Step], at: int, asking: Container[int]) -> int:
+    """The next step after a fetch at which backward asks for something, or at which forward's calls run again."""
+    for place in range(at + 1, len(steps)):
+        match steps[place]:
+            case Compute(op) if op in asking or recorded.graph.ops[op].phase is Phase.FORWARD:
+                return place
+    return at
+
+
+@dataclass(frozen=True)
+class _Does:
+    """What a schedule does with operators and with the values that forward makes."""
+
+    again: set[int]  # operators that run more than once
+    dropped: set[int]  # values that are computed again when backward needs them
+    dropped_later: set[int]  # those of them that are there until a while after the loss
+    moved: set[int]  # values that go to host memory
+
+    @staticmethod
+    def of(recorded: RecordedGraph, schedule: Schedule, known: Container[int]) -> _Does:
+        again = _repeated(schedule)
+        made_again = {value for op in again for value in recorded.graph.ops[op].outputs if value in known}
+        kept = made_again & _alive_after_loss(recorded, schedule)
+        dropped_later = kept & _made_anew_in_backward(recorded, schedule)
+        moved = {step.value for step in schedule if isinstance(step, Offload)}
+        return _Does(again, (made_again - kept) | dropped_later, dropped_later, moved)
+
+
+def _leaving(
+    recorded: RecordedGraph, calls_of: list[tuple[int, ...]], schedule: Schedule, moved: dict[int, Content]
+) -> dict[int, tuple[Content, ...]]:
+    """Per call of forward: what has left when it comes. After the last call it is what leaves before the loss runs."""
+    leaving: dict[int, list[Content]] = {}
+    position = 0
+    for step in schedule:
+        match step:
+            case Compute(op):
+                if recorded.graph.ops[op].phase is Phase.LOSS:
+                    break
+                position = max(position, calls_of[op][0] + 1 if calls_of[op] else 0)
+            case Free(value) if value in moved:
+                leaving.setdefault(position, []).append(moved[value])
+    return {position: tuple(contents) for position, contents in leaving.items()}
 
 
 def _passes_through(call: RecordedCall) -> bool:
@@ -94,7 +185,7 @@ def _made_anew_in_backward(recorded: RecordedGraph, schedule: Schedule) -> set[i
     for what, which in _happenings(recorded, schedule, {}):
         if what == _FREE:
             freed.add(which)
-        else:
+        elif what == _RUN:
             anew.update(freed.intersection(recorded.graph.ops[which].outputs))
     return anew
 
@@ -112,7 +203,7 @@ def _events(
     last = _last_uses(recorded, happenings)
     last_run = {which: number for number, (what, which) in enumerate(happenings) if what == _RUN}
     events: list[UnpackEvent] = []
-    steps: list[int | Content] = []
+    steps: list[EventStep] = []
     done: list[int] = []
     for number, (what, which) in enumerate(happenings):
         if what == _RUN:
@@ -121,33 +212,37 @@ def _events(
                 done.extend(calls_of[which])
         elif what == _FREE and which in dropped:
             steps.append(contents[which][-1])
+        elif what == _FETCH:
+            steps.append((FETCH, *contents[which][-1]))
         elif what == _UNPACK:
             events.append(UnpackEvent(contents[which][-1], tuple(steps), number in last, tuple(done)))
             steps, done = [], []
     return tuple(events)
 
 
-_RUN, _FREE, _UNPACK = "run", "free", "unpack"
+_RUN, _FREE, _FETCH, _UNPACK = "run", "free", "fetch", "unpack"
 
 
 def _happenings(
     recorded: RecordedGraph, schedule: Schedule, unpacked: dict[int, list[int]]
 ) -> Iterator[tuple[str, int]]:
-    """After the loss, in turn: operators of forward that run again, values that are freed or unpacked."""
+    """After the loss, in turn: operators of forward that run again, values that are freed, fetched or unpacked."""
     in_backward = False
-    for step in schedule.steps.tolist():
-        if step < 0:
-            if in_backward:
-                yield _FREE, ~step
-            continue
-        op = recorded.graph.ops[step]
-        if op.phase is Phase.LOSS:
-            in_backward = True
-        elif in_backward and op.phase is Phase.FORWARD:
-            yield _RUN, step
-        elif in_backward:
-            for value in unpacked.get(step, ()):
-                yield _UNPACK, value
+    for step in schedule:
+        match step:
+            case Free(value) if in_backward:
+                yield _FREE, value
+            case Fetch(value):
+                yield _FETCH, value
+            case Compute(op):
+                phase = recorded.graph.ops[op].phase
+                if phase is Phase.LOSS:
+                    in_backward = True
+                elif in_backward and phase is Phase.FORWARD:
+                    yield _RUN, op
+                elif in_backward:
+                    for value in unpacked.get(op, ()):
+                        yield _UNPACK, value
 
 
 def _last_uses(recorded: RecordedGraph, happenings: list[tuple[str, int]]) -> set[int]:
@@ -156,7 +251,7 @@ def _last_uses(recorded: RecordedGraph, happenings: list[tuple[str, int]]) -> se
     needed: set[int] = set()
     for number in range(len(happenings) - 1, -1, -1):
         what, which = happenings[number]
-        if what == _FREE:
+        if what in (_FREE, _FETCH):
             needed.discard(which)
         elif what == _RUN:
             needed.difference_update(recorded.graph.ops[which].outputs)

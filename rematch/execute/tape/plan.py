@@ -9,7 +9,7 @@ in-place operator writes a new content of an old storage, `x.relu_()` in call 5 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -17,20 +17,22 @@ from typing import Any
 from rematch.execute.tape.operators import Operator, operator_of
 
 ContentKey = tuple[int, int]
+FETCH = "fetch"
+EventStep = int | ContentKey | tuple[str, int, int]
 
 
 @dataclass(frozen=True)
 class UnpackEvent:
     """One access of backward to a dropped content.
 
-    `steps` come first, in turn: a number is a call to run again, a content is one to let go of. What an event computes
-    lives until a later step lets go of it, or until backward needs it no more. With `last`, the tape lets go of the
+    `steps` come first, in turn: a number is a call to run again, a content is one to let go of, and one with `FETCH`
+    before it is one to begin to bring back from host memory. What an event computes or fetches lives until a later step lets go of it, or until backward needs it no more. With `last`, the tape lets go of the
     accessed content too as it hands it over: it lives only as long as autograd uses it. `done` are calls that do not
     run again after this event, so that nothing needs to be held for them.
     """
 
     content: ContentKey
-    steps: tuple[int | ContentKey, ...] = ()
+    steps: tuple[EventStep, ...] = ()
     last: bool = False
     done: tuple[int, ...] = ()
 
@@ -48,6 +50,9 @@ class TapePlan:
     some noted calls, the shape of the first result; another shape is another path. `dropped_later` are contents in
     `dropped` that stay until an event lets go of them. `rewritten` are calls whose first
     result forward itself writes over later: such memory changes within this forward and in no other.
+
+    `moved` are contents in `dropped` that are copied to host memory when autograd saves them, whether their calls are
+    noted or not. They stay on the device until a call comes that `leaving` names: before it the tape lets go of them.
     """
 
     calls: tuple[Any, ...]
@@ -57,24 +62,31 @@ class TapePlan:
     dropped_later: frozenset[ContentKey] = frozenset()
     shapes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     rewritten: frozenset[int] = frozenset()
+    moved: frozenset[ContentKey] = frozenset()
+    leaving: Mapping[int, tuple[ContentKey, ...]] = field(default_factory=dict)  # `len(calls)`: as forward ends
 
     @cached_property
     def steps(self) -> tuple[Step, ...]:
         """The calls, each with what the tape has to know when it comes."""
-        return tuple(self._step(position, call) for position, call in enumerate(self.calls))
+        moved: dict[int, list[int]] = {}
+        for position, index in self.moved:
+            moved.setdefault(position, []).append(index)
+        return tuple(self._step(position, call, moved.get(position, ())) for position, call in enumerate(self.calls))
 
-    def _step(self, position: int, call: Any) -> Step:
+    def _step(self, position: int, call: Any, moved: Sequence[int]) -> Step:
         operator = operator_of(call)
         noted = position in self.noted and operator.repeats
         rewritten = position in self.rewritten
-        needed = operator if noted or rewritten or operator.writes else None
-        return Step(call, operator.run, needed, noted, self.shapes.get(position), rewritten)
+        needed = operator if noted or rewritten or moved or operator.writes else None
+        step = Step(call, operator.run, needed, noted, self.shapes.get(position), rewritten)
+        step.moved, step.leaving = tuple(moved), self.leaving.get(position, ())
+        return step
 
 
 class Step:
     """One call of a plan, laid out for a quick look."""
 
-    __slots__ = ("call", "noted", "operator", "rewritten", "run", "shape")
+    __slots__ = ("call", "leaving", "moved", "noted", "operator", "rewritten", "run", "shape")
 
     def __init__(
         self,
@@ -91,6 +103,8 @@ class Step:
         self.noted = noted
         self.shape = shape
         self.rewritten = rewritten
+        self.moved: tuple[int, ...] = ()  # which of its results go to host memory
+        self.leaving: tuple[ContentKey, ...] = ()  # contents that have to be there when it comes
 
 
 @dataclass(frozen=True)

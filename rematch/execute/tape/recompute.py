@@ -28,7 +28,7 @@ from rematch.execute.tape.contents import (
     show,
 )
 from rematch.execute.tape.eviction import Ledger
-from rematch.execute.tape.plan import ContentKey, TapePlan
+from rematch.execute.tape.plan import ContentKey, EventStep, TapePlan
 from rematch.execute.tape.threads import not_forward
 
 _LOCK = threading.RLock()
@@ -97,13 +97,13 @@ class Backward:
 
         Returns whether the content is to be let go of as it is handed over.
         """
-        assert self.plan is not None and content.note is not None
+        assert self.plan is not None
         number = self.event
         self.event += 1
         if number >= len(self.plan.events):
             return False
         event = self.plan.events[number]
-        if event.content != (content.note.position, content.index):
+        if event.content != content.key:
             self.plan = None
             return False
         if event.steps:
@@ -131,7 +131,7 @@ class _Recomputation:
         self.private: set[Content] = set()  # those of them that nobody else can see
         self.planned = False  # by the steps of an event, not on demand
 
-    def follow(self, steps: tuple[int | ContentKey, ...], done: tuple[int, ...]) -> None:
+    def follow(self, steps: tuple[EventStep, ...], done: tuple[int, ...]) -> None:
         """The steps of an event, as far as anything still needs them; what is left stays for later accesses.
 
         What the calls in `done` need is let go as soon as they have run.
@@ -142,6 +142,10 @@ class _Recomputation:
         for place, step in enumerate(steps):
             if isinstance(step, int):
                 self._run_planned(step, place in last_runs)
+            elif len(step) == 3:
+                fetched = self.backward.content(step[1:])
+                if fetched is not None:
+                    fetched.fetch()
             else:
                 freed = self.backward.content(step)
                 if freed is not None:
@@ -186,12 +190,15 @@ class _Recomputation:
         while pending:
             content = pending.pop()
             known = self._known(content)
+            if known is None and content.copy is not None:
+                content.fetch()
+                known = content.available()
             if known is not None:
                 if not self.planned:
                     self.at_hand[content] = known  # the budget may evict it meanwhile
                 continue
             note = content.note
-            assert note is not None, "what no note makes is held"
+            assert note is not None, "what no note makes is held or in host memory"
             if note.forgotten:
                 raise RuntimeError(
                     "backward goes through parts of this graph again, or in another order than planned, after what "

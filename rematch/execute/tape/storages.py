@@ -92,6 +92,9 @@ class Storages:
         address = storage_address(tensor)
         found = self.unknown.pop(address, None)
         for content in (self.noted.get(address), None if found is None else found()):
+            if content is not None and content.copy is not None:
+                content.let_go()  # the write comes after the copy out
+                continue
             if content is None or content.held is None or content.owns_memory:
                 continue
             if content.note is not None and not content.constant:

@@ -10,6 +10,7 @@ flow than the planned one is noted right as well.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -37,6 +38,7 @@ from rematch.execute.tape.plan import Budget, ContentKey, Parting, TapePlan
 from rematch.execute.tape.recompute import Backward
 from rematch.execute.tape.storages import CHANGING, Storages
 from rematch.execute.tape.threads import not_forward, thread
+from rematch.execute.transfers import Transfers
 
 _DETACH = aten.detach.default
 _COUNTS_VERSIONS = torch._C.DispatchKey.ADInplaceOrView
@@ -62,9 +64,10 @@ class Tape(TorchDispatchMode):
         """Torch would wrap our method, in order that Dynamo stays out of it; `keep_dynamo_out` does so for nothing."""
         return not KEEPS_DYNAMO_OUT
 
-    def __init__(self, plan: TapePlan | None, budget: Budget | None) -> None:
+    def __init__(self, plan: TapePlan | None, budget: Budget | None, transfers: Transfers | None = None) -> None:
         super().__init__()
         self.plan = plan
+        self.transfers = transfers
         self.steps = () if plan is None else plan.steps
         self.planned = len(self.steps)  # calls for which the plan holds
         self.dropped: frozenset[ContentKey] | None = None if plan is None else plan.dropped  # None: what has a note
@@ -99,6 +102,8 @@ class Tape(TorchDispatchMode):
             if step.call is func:
                 self.position = position + 1
                 operator = step.operator
+                if step.leaving:
+                    self._let_go(step.leaving)
                 if operator is None:
                     if self.watched_notes is not None:
                         return self._run_watched(operator_of(func), args, kwargs or {}, position)
@@ -107,8 +112,12 @@ class Tape(TorchDispatchMode):
                     returned = self._run_opaque(operator, args, kwargs or {})
                     if step.rewritten and isinstance(returned, Tensor):
                         self.storages.made(returned)
+                    if step.moved:
+                        self._know_moved(position, step.moved, operator, returned)
                     return returned
                 returned = self._run_noted(operator, args, kwargs or {}, position)
+                if step.moved:
+                    self._know_moved(position, step.moved, operator, returned)
                 if step.shape is not None and not _has_shape(returned, step.shape):
                     self._leave_plan()
                 return returned
@@ -240,7 +249,8 @@ class Tape(TorchDispatchMode):
         self.read.append(address)
         content = self.storages.noted.get(address)
         if content is not None and content.version == version:
-            if content.held is None and (content.constant or content.dropped_later or not content.dropped):
+            kept = content.constant or content.dropped_later or not content.dropped
+            if content.held is None and (kept or (content.moved and content.copy is None)):
                 content.hold(self._alias(tensor), version, address)
             return content
         found = self.storages.unknown.get(address)
@@ -336,6 +346,7 @@ class Tape(TorchDispatchMode):
                 and content.version == version
                 and not content.constant
                 and not self.keeps_everything
+                and (content.note is not None or self.parting is None)
             ):
                 return self.handle(tensor, content, version)
         if self.outer is not None:
@@ -355,13 +366,48 @@ class Tape(TorchDispatchMode):
             saved = Saved(content, _alias(tensor), version)
             content.saved = weakref.ref(saved)
             let_go_of_memory(saved.witness)
-            if content.dropped_later and content.held is None:
+            if (content.dropped_later or content.moved) and content.held is None:
                 content.hold(_alias(tensor), version, storage_address(tensor))
+            if content.moved and content.copy is None:
+                self._send(tensor, content)
             if self.ledger is not None:
                 saved.size_bytes = tensor.untyped_storage().nbytes()
                 saved.put(_alias(tensor))
                 self.ledger.keep(saved)
         return Handle(saved, layout_of(tensor), self.backward)
+
+    # What goes to host memory.
+
+    def _know_moved(self, position: int, moved: tuple[int, ...], operator: Operator, returned: Any) -> None:
+        """Have `pack` know the results that are to go to host memory, whether a note makes them or not."""
+        results = returned if isinstance(returned, (tuple, list)) else (returned,)
+        writes = operator.written is not None or operator.written_name is not None
+        for index in moved:
+            result = results[index]
+            if type(result) is not Tensor or result.layout is not torch.strided or result.is_quantized:
+                continue
+            storage = result.untyped_storage()
+            version = result._version + 1 if writes else result._version  # autograd counts a write once we return
+            content = self.storages.noted.get(storage._cdata)
+            if content is None or content.version != version:
+                content = Content(None, index, version, True)
+                content.position = position
+                self.storages.put(storage, storage._cdata, content)
+            content.moved = True
+            self.backward.contents[content.key] = weakref.ref(content)
+
+    def _send(self, tensor: Tensor, content: Content) -> None:
+        """Begin the copy out; where there is no room for it, the content stays."""
+        if self.transfers is not None and self.transfers.device == tensor.device:
+            with torch._C._DisableTorchDispatch(), torch.no_grad():
+                content.copy = self.transfers.send(tensor)
+
+    def _let_go(self, leaving: Iterable[ContentKey]) -> None:
+        """The plan needs the memory of what has been copied out."""
+        for key in leaving:
+            content = self.backward.content(key)
+            if content is not None and content.copy is not None:
+                content.let_go()
 
     def _keep(self, tensor: Tensor, plain: bool) -> Any:
         if not plain:
@@ -382,6 +428,9 @@ class Tape(TorchDispatchMode):
     def finish(self) -> Parting | None:
         """Where forward left the plan, if it did."""
         self.storages.clear()
+        if self.plan is not None:
+            for leaving in self.plan.leaving.values():
+                self._let_go(leaving)
         if self.plan is None:
             return Parting(0, tuple(self.later))
         if self.parting is None and self.position < len(self.steps):

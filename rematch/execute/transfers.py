@@ -1,0 +1,227 @@
+"""Copies between a device and host memory, beside computation, and the host memory that they use.
+
+`copy = transfers.send(tensor)`, then `copy.let_go()`, `copy.fetch()` and `copy.tensor()`
+
+Copies run on two streams of their own, one for each direction, so that neither waits for the other or for computation.
+Four rules keep them from reading what is not there yet, and from writing to what others still read:
+
+1. A copy out begins after all that the current stream was given before it, and so after whatever wrote the memory.
+2. The memory it reads is held until the current stream has been told to wait for the copy (`let_go`). Whoever gets that
+   memory next uses it on the current stream, and so after the copy. The host does not wait.
+3. A copy in writes to memory that was allocated for the current stream, where others may have had it before. So it also
+   begins after all that the current stream was given, and after the copy out. Whoever reads or frees that memory first
+   tells the current stream to wait for the copy.
+4. A buffer in host memory serves the next value only after the copy in that reads it.
+
+An object that dies with a copy under way does what rule 2 or 3 asks, so that exceptions need no care. On a CPU there are
+no streams: copies are done when the call returns.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import weakref
+from collections import deque
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import torch
+
+_PORTABLE = 1  # memory that is pinned for all CUDA devices
+
+
+class HostMemory:
+    """Buffers in host memory, pinned where a CUDA device copies to them; at most `limit_bytes` of them.
+
+    A buffer is lent as a tensor of bytes and comes back when that tensor dies. Buffers are kept for later values of
+    the same size, as the next step has them.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.taken_bytes = 0  # from the machine
+        self.refusal: str | None = None  # what the machine said when it had no more, or why the limit was met
+        self.machine_refused = False
+        self._idle: dict[int, list[_Buffer]] = {}
+        self._lent: dict[int, _Buffer] = {}  # by address
+        self._returned: deque[int] = deque()  # addresses; may be added to at any moment, in any thread
+        self._lock = threading.Lock()
+
+    @property
+    def lent_bytes(self) -> int:
+        """What values take now."""
+        with self._lock:
+            self._take_back()
+            return sum(buffer.size_bytes for buffer in self._lent.values())
+
+    def lend(self, size_bytes: int, *, pinned: bool) -> tuple[torch.Tensor, _Buffer] | None:
+        """A tensor of so many bytes, and its buffer; None where there is no room, and `refusal` says why."""
+        with self._lock:
+            self._take_back()
+            idle = self._idle.get(size_bytes)
+            buffer = idle.pop() if idle else self._new(size_bytes, pinned)
+            if buffer is None:
+                return None
+            self._lent[buffer.address] = buffer
+        memory = np.frombuffer(buffer.region, dtype=np.uint8, count=size_bytes)
+        weakref.finalize(memory, self._returned.append, buffer.address).atexit = False
+        return torch.from_numpy(memory), buffer
+
+    def buffer_of(self, lent: torch.Tensor) -> _Buffer:
+        """The buffer behind a tensor that was lent."""
+        return self._lent[lent.data_ptr()]
+
+    def _take_back(self) -> None:
+        while self._returned:
+            buffer = self._lent.pop(self._returned.popleft())
+            self._idle.setdefault(buffer.size_bytes, []).append(buffer)
+
+    def _new(self, size_bytes: int, pinned: bool) -> _Buffer | None:
+        for size in list(self._idle):
+            while self._idle[size] and self.taken_bytes + size_bytes > self.limit_bytes:
+                self._idle[size].pop().give_back()
+                self.taken_bytes -= size
+        if self.taken_bytes + size_bytes > self.limit_bytes:
+            self.refusal = f"values of this and other forwards take all of {self.limit_bytes} bytes"
+            return None
+        try:
+            buffer = _Buffer(size_bytes, pinned)
+        except (OSError, ValueError, RuntimeError) as error:
+            self.refusal = f"the machine gave {self.taken_bytes} bytes and no more: {str(error).splitlines()[0]}"
+            self.machine_refused = True
+            return None
+        self.taken_bytes += size_bytes
+        return buffer
+
+
+class _Buffer:
+    """Pages of host memory of their own, with the copies that use them last."""
+
+    def __init__(self, size_bytes: int, pinned: bool) -> None:
+        self.size_bytes = size_bytes
+        self.region = mmap.mmap(-1, size_bytes)
+        self.address = np.frombuffer(self.region, dtype=np.uint8).ctypes.data
+        self.pinned = pinned
+        self.copies: list[Any] = []  # events of the last copy out and the last copy in
+        if pinned:
+            _check(torch.cuda.cudart().cudaHostRegister(self.address, size_bytes, _PORTABLE))
+
+    def give_back(self) -> None:
+        """Let the machine have the pages, once no copy uses them."""
+        for copied in self.copies:
+            copied.synchronize()
+        if self.pinned:
+            _check(torch.cuda.cudart().cudaHostUnregister(self.address))
+
+
+def _check(status: Any) -> None:
+    if int(status) != 0:
+        raise RuntimeError(f"CUDA cannot pin this memory (error {int(status)}); see `ulimit -l`")
+
+
+class Transfers:
+    """The two directions between one device and some host memory."""
+
+    def __init__(self, memory: HostMemory, device: torch.device) -> None:
+        self.memory = memory
+        self.device = device
+        self._has_streams = device.type == "cuda"
+        self._out = torch.cuda.Stream(device) if self._has_streams else None
+        self._into = torch.cuda.Stream(device) if self._has_streams else None
+
+    def send(self, tensor: torch.Tensor) -> HostCopy | None:
+        """Begin to copy all of the tensor's storage to host memory; None where there is no room."""
+        source = _bytes_of(tensor)
+        lent = self.memory.lend(source.numel(), pinned=self._has_streams)
+        if lent is None:
+            return None
+        host, buffer = lent
+        copied, stream = self._copy(host, source, self._out, buffer)
+        buffer.copies = [copied] if copied is not None else []
+        return HostCopy(self, host, tensor.dtype, _UnderWay(source, copied, stream))
+
+    def fetch(self, host: torch.Tensor, dtype: torch.dtype) -> _UnderWay:
+        """Begin to copy a storage back from host memory, to memory that is allocated now."""
+        size = host.numel()
+        whole = size % dtype.itemsize == 0
+        made = torch.empty(size // dtype.itemsize if whole else size, dtype=dtype if whole else torch.uint8,
+                           device=self.device)  # fmt: skip
+        buffer = self.memory.buffer_of(host)
+        copied, stream = self._copy(_bytes_of(made), host, self._into, buffer)
+        if copied is not None:
+            buffer.copies = [*buffer.copies[:1], copied]
+        return _UnderWay(made, copied, stream)
+
+    def _copy(
+        self, target: torch.Tensor, source: torch.Tensor, own: Any, buffer: _Buffer
+    ) -> tuple[Any, Any]:
+        """Copy on the stream `own`; returns the event of its end and the stream that others compute on."""
+        if own is None:
+            target.copy_(source)
+            return None, None
+        computing = torch.cuda.current_stream(self.device)
+        own.wait_stream(computing)
+        for earlier in buffer.copies:
+            own.wait_event(earlier)
+        with torch.cuda.stream(own):
+            target.copy_(source, non_blocking=True)
+            copied = torch.cuda.Event()
+            copied.record(own)
+        return copied, computing
+
+
+class _UnderWay:
+    """Memory of the device that a copy reads or writes."""
+
+    __slots__ = ("_copied", "_memory", "_stream")
+
+    def __init__(self, memory: torch.Tensor, copied: Any, stream: Any) -> None:
+        self._memory: torch.Tensor | None = memory
+        self._copied = copied  # the event of the copy's end; None once the current stream waits for it
+        self._stream = stream
+
+    def settled(self) -> torch.Tensor:
+        """The memory, which the current stream may use or free from now on."""
+        assert self._memory is not None
+        if self._copied is not None:
+            self._stream.wait_event(self._copied)
+            torch.cuda.current_stream(self._stream.device).wait_event(self._copied)
+            self._copied = None
+        return self._memory
+
+    def __del__(self) -> None:
+        with suppress(Exception):  # the interpreter may be ending, and CUDA with it
+            self.settled()
+
+
+class HostCopy:
+    """A storage in host memory, from when its copy out begins. The device's memory is held until `let_go`."""
+
+    __slots__ = ("_arriving", "_leaving", "dtype", "host", "transfers")
+
+    def __init__(self, transfers: Transfers, host: torch.Tensor, dtype: torch.dtype, leaving: _UnderWay) -> None:
+        self.transfers = transfers
+        self.host = host
+        self.dtype = dtype
+        self._leaving: _UnderWay | None = leaving
+        self._arriving: _UnderWay | None = None
+
+    def let_go(self) -> None:
+        """Hold no memory of the device any more."""
+        self._leaving = self._arriving = None
+
+    def fetch(self) -> None:
+        """Begin to bring the storage back, unless that was done."""
+        if self._arriving is None:
+            self._arriving = self.transfers.fetch(self.host, self.dtype)
+
+    def tensor(self) -> torch.Tensor | None:
+        """A tensor on the storage that was fetched, to be used on the current stream; None if none was."""
+        return None if self._arriving is None else self._arriving.settled()
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """All of the tensor's storage."""
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
