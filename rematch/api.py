@@ -23,6 +23,7 @@ from rematch.execute.ranks import plan_of_rank_0, require_order
 from rematch.execute.runner import Runner
 from rematch.graph import Graph
 from rematch.planning.budget import parse_budget
+from rematch.planning.host import host_bytes
 from rematch.planning.plan import Plan
 from rematch.planning.planner import Planner
 from rematch.planning.settings import AUTO, COMPILED, ENGINES, REPLACE, RESPECT, TAPE, Settings
@@ -51,6 +52,7 @@ def remat(
     recompute: Sequence[str] = (),
     checkpoints: str | None = None,
     chunk_loss: int = 1,
+    offload: bool | str | int = False,
     cache: bool = True,
     progress: bool | None = None,
     **options: Any,
@@ -83,12 +85,15 @@ def remat(
     chunk_loss: so many slices of the tokens, in which the linear layer that makes the logits and their cross entropy
         run, in forward and backward, so that the logits are never there as a whole. The loss and the gradients are then
         equal up to rounding, and no longer to the bit; logits that forward returns are computed when you read them.
+    offload: how much host memory values may move to and come back from, beside computation: "32GiB", bytes, or True for
+        half of what the machine, or its container, has available, shared with the other ranks there. The plan then
+        chooses between keeping, recomputing and moving. On CUDA that memory is pinned. Off by default.
     cache: use the plan of an earlier start of the same training, if there is one, and keep this one for later starts.
     progress: show what takes long; None does so on a terminal and in a notebook.
     """
     settings = make_settings(budget, solver, time_limit, reserve, progress, options, engine=engine)
     settings = with_checkpoints(replace(settings, accumulate=accumulate, cache=cache), checkpoints)
-    settings = with_chunks(_with_pins(settings, keep, recompute), chunk_loss)
+    settings = _with_offload(with_chunks(_with_pins(settings, keep, recompute), chunk_loss), offload)
     return _wrap(model, sample, settings, loss=loss, optimizer=optimizer, in_place=in_place, share=share)
 
 
@@ -109,6 +114,7 @@ def plan(
     recompute: Sequence[str] = (),
     checkpoints: str | None = None,
     chunk_loss: int = 1,
+    offload: bool | str | int = False,
     cache: bool = True,
     progress: bool | None = None,
     **options: Any,
@@ -119,7 +125,7 @@ def plan(
     """
     settings = make_settings(budget, solver, time_limit, reserve, progress, options, device, engine)
     settings = with_checkpoints(replace(settings, accumulate=accumulate, cache=cache), checkpoints)
-    settings = with_chunks(_with_pins(settings, keep, recompute), chunk_loss)
+    settings = _with_offload(with_chunks(_with_pins(settings, keep, recompute), chunk_loss), offload)
     runner = runner_of(_wrap(model, _required_sample(sample), settings, loss=loss, optimizer=optimizer))
     assert runner is not None
     if not runner.planner.plans:
@@ -178,7 +184,8 @@ def apply(model: M, plan: Plan | str | PathLike[str], sample: Any = None, *, los
     anew. Give the `loss` that the plan was made with, if there was one: it is part of the plan's graph.
     """
     known = plan if isinstance(plan, Plan) else Plan.load(plan)
-    settings = Settings(budget=known.figures.budget_bytes)
+    offload = known.moved.host_bytes if known.moved is not None else False
+    settings = Settings(budget=known.figures.budget_bytes, offload=offload)
     return _wrap(model, sample, settings, required=known, loss=loss)
 
 
@@ -257,6 +264,17 @@ def with_chunks(settings: Settings, chunk_loss: int) -> Settings:
     if chunk_loss > 1 and settings.engine not in (AUTO, TAPE):
         raise RematchError(f"chunk_loss= needs engine='tape', which runs the module's Python, not {settings.engine!r}")
     return replace(settings, chunk_loss=chunk_loss)
+
+
+def _with_offload(settings: Settings, offload: bool | str | int) -> Settings:
+    host_bytes(offload)
+    if offload is not False and settings.engine not in (AUTO, TAPE):
+        raise RematchError(
+            f"offload= needs engine='tape', which copies values out as autograd saves them, not {settings.engine!r}"
+        )
+    if offload is not False and settings.recompute:
+        raise RematchError("recompute= names what is recomputed whatever that costs; offload= cannot be given with it")
+    return replace(settings, offload=offload)
 
 
 def _twin(model: M) -> M:

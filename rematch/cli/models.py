@@ -33,6 +33,7 @@ _FORM = "write it as package.module:function or file.py:function"
 _KEEP = "A pattern of submodules or operators that are never recomputed. Repeatable."
 _RECOMPUTE = "A pattern of submodules or operators that are always recomputed. Repeatable."
 _CHECKPOINTS = "What becomes of regions under torch.utils.checkpoint in the model: respect or replace."
+_OFFLOAD = "How much host memory values may move to, such as 32GiB."
 _MOST_FILES = 50  # that completion reads
 
 
@@ -128,6 +129,7 @@ def plan(
     recompute: Annotated[list[str] | None, typer.Option(metavar="PATTERN", help=_RECOMPUTE)] = None,
     checkpoints: Annotated[str | None, typer.Option(help=_CHECKPOINTS)] = None,
     chunk_loss: ChunkLoss = 1,
+    offload: Annotated[str | None, typer.Option(help=_OFFLOAD)] = None,
     no_cache: NoCache = False,
     json_output: Json = False,
     output: Annotated[Path | None, typer.Option("-o", "--output", metavar="PLAN", help="Save the plan here.")] = None,
@@ -144,6 +146,7 @@ def plan(
     run_plugin(plugin)
     pins: dict[str, Any] = {"keep": keep or (), "recompute": recompute or ()}
     chosen: dict[str, Any] = {"checkpoints": checkpoints, "chunk_loss": chunk_loss, "cache": not no_cache, **pins}
+    chosen["offload"] = offload or False
     found = plan_of_model(model, budget, device, engine, solver, time_limit, option, **chosen)
     if output is not None:
         found.save(output)

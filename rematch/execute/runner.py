@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,11 +43,13 @@ from rematch.execute.referee import differences
 from rematch.execute.replay.engine import Replay, Retraced, is_tracing, loss_cost
 from rematch.execute.routes import Kind, Route, describe
 from rematch.execute.tape import Blocks, Budget, Parting, run
-from rematch.execute.tape.from_schedule import tape_plan
+from rematch.execute.tape.from_schedule import fetched_at_unpackings, tape_plan
 from rematch.execute.tape.stored import from_data, to_data
+from rematch.execute.transfers import HostMemory
 from rematch.graph import Graph, baseline, simulate
 from rematch.planning.budget import parse_budget
 from rematch.planning.fingerprint import fingerprint
+from rematch.planning.host import about_link, linked
 from rematch.planning.joint import JointPlanner, profiling
 from rematch.planning.plan_cache import NOTE as CACHE_NOTE, PlanCache, StoredPlan
 from rematch.planning.planner import Planner, available_bytes
@@ -66,7 +69,17 @@ _HOST_SHARE = 0.05  # of a step that the tape may cost before replay is tried
 
 
 _NO_MATTER = ("cache", "progress")  # settings that plans do not depend on
-_NOT_DATA = ("_routes", "_replays", "_unreplayable", "_replay_refused", "_watch", "_parameters", "_lock", "plan_cache")
+_NOT_DATA = (
+    "_routes",
+    "_replays",
+    "_unreplayable",
+    "_replay_refused",
+    "_watch",
+    "_parameters",
+    "_lock",
+    "host",
+    "plan_cache",
+)
 
 
 class Runner:
@@ -94,6 +107,7 @@ class Runner:
         self._watch: StepWatch | None = None
         self._parameters: list[weakref.ref[nn.Parameter]] = []  # until one of them is replaced
         self.plan_cache = PlanCache.of(self.planner.settings)
+        self.host: HostMemory | None = None  # once values move there
         self._lock = threading.RLock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -207,12 +221,13 @@ class Runner:
             workspace_bytes = int(workspace * step.root_bytes)
             retained_bytes = max(int(retained * step.root_bytes), 4 * allocated_bytes(16, step.device))
         outside_bytes = self.planner.outside_bytes(step.graph, step.device, self.state_bytes)
-        return with_outside(
+        graph = with_outside(
             step.graph,
             loss_workspace_bytes=workspace_bytes,
             loss_retained_bytes=retained_bytes,
             allocated_bytes=outside_bytes + step.unseen_bytes,
         )
+        return linked(graph, step.device, self.planner.settings.device, self.planner.host_bytes)
 
     # Routes
 
@@ -285,7 +300,7 @@ class Runner:
             self.planner.remember(plan)
             return Route(plan, step, stale=True, disproved=True) if ahead else None
         try:
-            tape = from_data(stored.tape) if plan.recomputed else None
+            tape = from_data(stored.tape) if plan.recomputed or plan.moved else None
         except FormatError:
             return None
         if not self.planner.adopt(plan, self._with_outside(step), step.device):
@@ -311,11 +326,12 @@ class Runner:
         if not recorded.recording.roots:
             return Route(None, recorded.step, plain=True)
         engine, notes = self._engine(key, recorded, args, kwargs)
-        notes = (*recorded.notes, *notes)
+        notes = (*recorded.notes, *about_link(recorded.graph, recorded.device), *notes)
         if engine == REPLAY:
             return Route(self.planner.plans[-1], recorded.step)
         try:
-            plan = self.planner.plan(recorded.graph, recorded.device, engine=TAPE, notes=notes)
+            runnable = partial(fetched_at_unpackings, recorded)
+            plan = self.planner.plan(recorded.graph, recorded.device, engine=TAPE, notes=notes, adapted=runnable)
         except BudgetInfeasible as infeasible:
             if not self.planner.plans:
                 raise _explained(infeasible, recorded, self.planner.settings) from None
@@ -329,7 +345,7 @@ class Runner:
                 f"{recorded.graph.name}: this call does not fit the budget; it runs with the least memory that was "
                 f"found, {format_bytes(peak_bytes)}. {str(infeasible).splitlines()[0]}"
             )
-        followed = plan.recomputed or recorded.recording.reads  # the data may decide for a longer path next time
+        followed = plan.recomputed or plan.moved or recorded.recording.reads  # the data may decide for a longer path next time
         return Route(plan, recorded.step, tape_plan(recorded, plan.schedule) if followed else None)
 
     def _warn_of_excess(self, message: str) -> None:
@@ -352,6 +368,8 @@ class Runner:
             return TAPE, ("engine: tape, because what forward reads changes from call to call",)
         if self.planner.settings.chunk_loss != 1:
             return TAPE, ("engine: tape, because chunk_loss cuts what the module's own Python runs",)
+        if asked == AUTO and graph.link is not None:
+            return TAPE, ("engine: tape, because it moves values to host memory",)
         if asked == AUTO and self.planner.settings.pins:
             return TAPE, ("engine: tape, because pins name what eager runs",)
         if asked == AUTO and recorded.recording.checkpoints and self.planner.settings.checkpoints != REPLACE:
@@ -434,7 +452,10 @@ class Runner:
                 budget=Budget(self._bytes_for_saved(route)),
                 parted=lambda parting: _call(parted, key, parting),
                 blocks=self._blocks(route),
+                host=self._host_of(route),
             )
+            if self.host is not None and self.host.shortage is not None:
+                self._host_is_short(self.host)
         if not route.watched:
             watch_first_step(self, route, outputs)
         return outputs
@@ -445,8 +466,25 @@ class Runner:
             route.blocks = Blocks.of(self.module)
         return route.blocks
 
+    def _host_of(self, route: Route) -> HostMemory | None:
+        if self.host is None and route.tape is not None and route.tape.moved:
+            self.host = HostMemory(self.planner.host_bytes)
+        return self.host
+
+    def _host_is_short(self, host: HostMemory) -> None:
+        """A value found no room in host memory, and stayed."""
+        if host.exhausted:
+            host.limit_bytes = self.planner.host_bytes = host.taken_bytes
+            self._plan_again("the machine has less host memory than was asked for")
+        self._warn_of_excess(
+            f"{type(self.module).__name__}: host memory ran out: {host.shortage}. What found no room stays on the "
+            "device, so that this step may take more than the budget"
+            + ("; the next ones recompute more instead" if host.exhausted else "")
+        )
+        host.shortage, host.exhausted = None, False
+
     def _keeps_card_waiting(self, route: Route) -> bool:
-        if route.tape is None or route.step is None or route.step.device.type != "cuda":
+        if route.tape is None or route.tape.moved or route.step is None or route.step.device.type != "cuda":
             return False
         host_seconds = len(route.tape.calls) * _TAPE_HOST_COST * dispatch_seconds()
         return host_seconds > _HOST_SHARE * route.step.graph.baseline_seconds

@@ -1,6 +1,6 @@
 """Copies between a device and host memory, beside computation, and the host memory that they use.
 
-`copy = transfers.send(tensor)`, then `copy.let_go()`, `copy.fetch()` and `copy.tensor()`
+`copy = memory.transfers(tensor.device).send(tensor)`, then `copy.let_go()`, `copy.fetch()` and `copy.tensor()`
 
 Copies run on two streams of their own, one for each direction, so that neither waits for the other or for computation.
 Four rules keep them from reading what is not there yet, and from writing to what others still read:
@@ -29,6 +29,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from rematch.units import format_bytes
+
 _PORTABLE = 1  # memory that is pinned for all CUDA devices
 
 
@@ -42,8 +44,9 @@ class HostMemory:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.taken_bytes = 0  # from the machine
-        self.refusal: str | None = None  # what the machine said when it had no more, or why the limit was met
-        self.machine_refused = False
+        self.shortage: str | None = None  # why a value found no room
+        self.exhausted = False  # the machine has no more, whatever the limit is
+        self._transfers: dict[torch.device, Transfers] = {}
         self._idle: dict[int, list[_Buffer]] = {}
         self._lent: dict[int, _Buffer] = {}  # by address
         self._returned: deque[int] = deque()  # addresses; may be added to at any moment, in any thread
@@ -56,8 +59,15 @@ class HostMemory:
             self._take_back()
             return sum(buffer.size_bytes for buffer in self._lent.values())
 
+    def transfers(self, device: torch.device) -> Transfers:
+        """The copies between a device and this memory."""
+        found = self._transfers.get(device)
+        if found is None:
+            found = self._transfers[device] = Transfers(self, device)
+        return found
+
     def lend(self, size_bytes: int, *, pinned: bool) -> tuple[torch.Tensor, _Buffer] | None:
-        """A tensor of so many bytes, and its buffer; None where there is no room, and `refusal` says why."""
+        """A tensor of so many bytes, and its buffer; None where there is no room, and `shortage` says why."""
         with self._lock:
             self._take_back()
             idle = self._idle.get(size_bytes)
@@ -84,13 +94,13 @@ class HostMemory:
                 self._idle[size].pop().give_back()
                 self.taken_bytes -= size
         if self.taken_bytes + size_bytes > self.limit_bytes:
-            self.refusal = f"values of this and other forwards take all of {self.limit_bytes} bytes"
+            self.shortage = f"what forwards without a backward have moved takes all of {format_bytes(self.limit_bytes)}"
             return None
         try:
             buffer = _Buffer(size_bytes, pinned)
         except (OSError, ValueError, RuntimeError) as error:
-            self.refusal = f"the machine gave {self.taken_bytes} bytes and no more: {str(error).splitlines()[0]}"
-            self.machine_refused = True
+            self.shortage = f"the machine gave {format_bytes(self.taken_bytes)} and no more ({error})"
+            self.exhausted = True
             return None
         self.taken_bytes += size_bytes
         return buffer

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ from rematch.graph import Graph, Schedule, baseline, simulate
 from rematch.graph.model import ALREADY_ALLOCATED
 from rematch.planning.budget import describe_largest_need, parse_budget
 from rematch.planning.cuda_allocator import least_cap
+from rematch.planning.host import host_bytes
 from rematch.planning.pins import pin
 from rematch.planning.plan import Plan
 from rematch.planning.settings import AUTO, Settings
@@ -57,14 +59,23 @@ class Planner:
         self.plans: list[Plan] = [] if required is None else [required]
         self.required = required  # the plan that the next training graph must be the one of
         self.withheld_bytes = 0  # of a budget in bytes: by so much a measured peak was above it
+        self.host_bytes = host_bytes(settings.offload)  # that values may move to
         self.whole_bytes: int | None = None  # what a percentage is of: eager's peak on the first training graph
 
     def plan(
-        self, graph: Graph, device: torch.device, *, engine: str, notes: tuple[str, ...] = (), placed: bool = True
+        self,
+        graph: Graph,
+        device: torch.device,
+        *,
+        engine: str,
+        notes: tuple[str, ...] = (),
+        placed: bool = True,
+        adapted: Callable[[Schedule], Schedule] | None = None,
     ) -> Plan:
         """The plan for a training graph; `BudgetInfeasible` if there is none.
 
-        Not `placed` if whoever runs the schedule allocates in an order of its own.
+        Not `placed` if whoever runs the schedule allocates in an order of its own. `adapted` makes of a schedule that
+        moves values the one that the engine will run.
         """
         if self.required is not None:
             self.required.check(graph)
@@ -76,6 +87,7 @@ class Planner:
         if planned is None:
             found = self._without_search(problem) or self._searched(problem, device)
             found = self._placed(problem, found, device) if placed else found
+            found = _adapted(problem, found, adapted)
             if found.interrupted:
                 log.warning("%s: %s", graph.name, _INTERRUPTED_NOTE)
                 notes = (*notes, _INTERRUPTED_NOTE)
@@ -99,7 +111,7 @@ class Planner:
             return False
         problem = Problem(graph, self.budget_bytes(graph, device))
         grown = problem.budget_bytes > _GROWN * plan.figures.budget_bytes
-        if (grown and plan.recomputed) or not _fits(plan.schedule, problem):
+        if (grown and (plan.recomputed or plan.moved)) or not _fits(plan.schedule, problem):
             return False
         self.remember(plan.drawn_from(graph))
         return True
@@ -260,6 +272,17 @@ class Planner:
         _load_libraries(device)
         counted = sum(value.size_bytes for value in graph.values if value.resident and value.role != ALREADY_ALLOCATED)
         return reserve_bytes + max(state_bytes, torch.cuda.memory_allocated(device) - counted)
+
+
+def _adapted(problem: Problem, found: Solution, adapted: Callable[[Schedule], Schedule] | None) -> Solution:
+    """The solution as its engine runs it, which may be slower than it was found to be, and no proof covers that."""
+    if adapted is None or found.schedule is None or not found.schedule.moves:
+        return found
+    schedule = adapted(found.schedule)
+    slower = simulate(problem.graph, schedule).checked().seconds > simulate(problem.graph, found.schedule).seconds
+    changed = replace(found, schedule=schedule, status=Status.FEASIBLE if slower else found.status)
+    verify(problem, changed)
+    return changed
 
 
 def _seconds(graph: Graph, found: Solution) -> float:

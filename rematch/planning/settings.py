@@ -36,6 +36,7 @@ class Settings:
     keep: tuple[str, ...] = ()  # patterns of submodules and operators that are never recomputed
     recompute: tuple[str, ...] = ()  # and of those that always are
     checkpoints: str = RESPECT  # what becomes of regions under torch.utils.checkpoint
+    offload: bool | str | int = False  # how much host memory values may move to; True for what the host can spare
     chunk_loss: int = 1  # slices of the tokens in which a head and its cross entropy run
 
     @property

@@ -16,7 +16,7 @@ from rematch.execute.tape.blocks import Blocks
 from rematch.execute.tape.plan import Budget, Parting, TapePlan
 from rematch.execute.tape.tape import Tape, unpack
 from rematch.execute.tape.transforms import transforms_allowed
-from rematch.execute.transfers import Transfers
+from rematch.execute.transfers import HostMemory
 
 
 def run(
@@ -28,17 +28,17 @@ def run(
     budget: Budget | None = None,
     parted: Callable[[Parting], None] | None = None,
     blocks: Blocks | None = None,
-    transfers: Transfers | None = None,
+    host: HostMemory | None = None,
 ) -> Any:
     """What `forward` returns; autograd keeps of it what the plan keeps, and backward recomputes the rest.
 
     Where forward leaves the plan, or from its start without one, everything that comes is kept, or dropped by the rule
     of `eviction` to stay within the budget; `parted` is then called once, after forward. `blocks` are those parts of
-    the module that may run as captured, for one and the same plan. `transfers` copy what the plan moves to host memory.
+    the module that may run as captured, for one and the same plan. `host` is where values go that the plan moves.
     """
     if not can_run():
         return forward(*args, **kwargs)
-    tape = Tape(plan, budget, transfers)
+    tape = Tape(plan, budget, host)
     try:
         captured = nullcontext() if blocks is None else blocks.watched_by(tape)
         with captured, tape, transforms_allowed(), saved_tensors_hooks(tape.pack, unpack):

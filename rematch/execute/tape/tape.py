@@ -38,7 +38,7 @@ from rematch.execute.tape.plan import Budget, ContentKey, Parting, TapePlan
 from rematch.execute.tape.recompute import Backward
 from rematch.execute.tape.storages import CHANGING, Storages
 from rematch.execute.tape.threads import not_forward, thread
-from rematch.execute.transfers import Transfers
+from rematch.execute.transfers import HostMemory
 
 _DETACH = aten.detach.default
 _COUNTS_VERSIONS = torch._C.DispatchKey.ADInplaceOrView
@@ -64,10 +64,10 @@ class Tape(TorchDispatchMode):
         """Torch would wrap our method, in order that Dynamo stays out of it; `keep_dynamo_out` does so for nothing."""
         return not KEEPS_DYNAMO_OUT
 
-    def __init__(self, plan: TapePlan | None, budget: Budget | None, transfers: Transfers | None = None) -> None:
+    def __init__(self, plan: TapePlan | None, budget: Budget | None, host: HostMemory | None = None) -> None:
         super().__init__()
         self.plan = plan
-        self.transfers = transfers
+        self.host = host
         self.steps = () if plan is None else plan.steps
         self.planned = len(self.steps)  # calls for which the plan holds
         self.dropped: frozenset[ContentKey] | None = None if plan is None else plan.dropped  # None: what has a note
@@ -398,9 +398,9 @@ class Tape(TorchDispatchMode):
 
     def _send(self, tensor: Tensor, content: Content) -> None:
         """Begin the copy out; where there is no room for it, the content stays."""
-        if self.transfers is not None and self.transfers.device == tensor.device:
+        if self.host is not None:
             with torch._C._DisableTorchDispatch(), torch.no_grad():
-                content.copy = self.transfers.send(tensor)
+                content.copy = self.host.transfers(tensor.device).send(tensor)
 
     def _let_go(self, leaving: Iterable[ContentKey]) -> None:
         """The plan needs the memory of what has been copied out."""
