@@ -345,7 +345,8 @@ class Runner:
                 f"{recorded.graph.name}: this call does not fit the budget; it runs with the least memory that was "
                 f"found, {format_bytes(peak_bytes)}. {str(infeasible).splitlines()[0]}"
             )
-        followed = plan.recomputed or plan.moved or recorded.recording.reads  # the data may decide for a longer path next time
+        # What forward reads of the data may decide for a longer path next time.
+        followed = plan.recomputed or plan.moved or recorded.recording.reads
         return Route(plan, recorded.step, tape_plan(recorded, plan.schedule) if followed else None)
 
     def _warn_of_excess(self, message: str) -> None:

@@ -13,8 +13,8 @@ Four rules keep them from reading what is not there yet, and from writing to wha
    tells the current stream to wait for the copy.
 4. A buffer in host memory serves the next value only after the copy in that reads it.
 
-An object that dies with a copy under way does what rule 2 or 3 asks, so that exceptions need no care. On a CPU there are
-no streams: copies are done when the call returns.
+An object that dies with a copy under way does what rule 2 or 3 asks, so that exceptions need no care. On a CPU there
+are no streams: copies are done when the call returns.
 """
 
 from __future__ import annotations
@@ -164,9 +164,7 @@ class Transfers:
             buffer.copies = [*buffer.copies[:1], copied]
         return _UnderWay(made, copied, stream)
 
-    def _copy(
-        self, target: torch.Tensor, source: torch.Tensor, own: Any, buffer: _Buffer
-    ) -> tuple[Any, Any]:
+    def _copy(self, target: torch.Tensor, source: torch.Tensor, own: Any, buffer: _Buffer) -> tuple[Any, Any]:
         """Copy on the stream `own`; returns the event of its end and the stream that others compute on."""
         if own is None:
             target.copy_(source)

@@ -26,9 +26,10 @@ class UnpackEvent:
     """One access of backward to a dropped content.
 
     `steps` come first, in turn: a number is a call to run again, a content is one to let go of, and one with `FETCH`
-    before it is one to begin to bring back from host memory. What an event computes or fetches lives until a later step lets go of it, or until backward needs it no more. With `last`, the tape lets go of the
-    accessed content too as it hands it over: it lives only as long as autograd uses it. `done` are calls that do not
-    run again after this event, so that nothing needs to be held for them.
+    before it is one to begin to bring back from host memory. What an event computes or fetches lives until a later step
+    lets go of it, or until backward needs it no more. With `last`, the tape lets go of the accessed content too as it
+    hands it over: it lives only as long as autograd uses it. `done` are calls that do not run again after this event,
+    so that nothing needs to be held for them.
     """
 
     content: ContentKey
