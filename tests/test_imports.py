@@ -118,6 +118,7 @@ SOLVERS_MAY_IMPORT = {
     "common": {*CONTRACT, "common", "checkpoints"},
     "default": {*SHARED, "transfers"},  # which `auto` asks where a graph has a link
     "max_batch": {*CONTRACT, "minimum"},
+    "poet": {*SHARED, "checkmate", "transfers"},
     "rotor": {*SHARED, "rotor", "checkpoints"},
     "feng_huang": {*SHARED, "feng_huang", "checkpoints"},
     "hiremate": {*SHARED, "hiremate", "checkpoints"},

@@ -167,6 +167,7 @@ _solvers: Registry[Solver] = Registry(
         "anneal": "rematch.solvers.default.anneal:Anneal",
         "epochs": "rematch.solvers.default.epochs:Epochs",
         "auto": "rematch.solvers.default.auto:Auto",
+        "poet": "rematch.solvers.poet:Poet",
         "checkmate": "rematch.solvers.checkmate.solver:Checkmate",
         "rounding": "rematch.solvers.checkmate.rounding:Rounding",
         "chen_sqrt": "rematch.solvers.checkpoints.chen:ChenSqrt",

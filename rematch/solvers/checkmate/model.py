@@ -101,6 +101,7 @@ class CheckmateModel:
     program: LinearModel = field(default_factory=LinearModel, init=False)
     R: Ints = field(init=False)  # [stage, operator] -> column, or ABSENT
     S: Ints = field(init=False)  # [stage, value] -> column, or ABSENT
+    M: Ints = field(init=False)  # [stage, value] -> column: v comes from elsewhere when the stage begins; ABSENT here
 
     def __post_init__(self) -> None:
         a = self.graph.arrays
@@ -138,6 +139,7 @@ class CheckmateModel:
         cost = a.seconds / (self.graph.baseline_seconds or 1.0) * 100.0
         self.R = np.full((self.stage_count, len(self.graph.ops)), ABSENT, dtype=np.int32)
         self.S = np.full((self.stage_count, len(self.graph.values)), ABSENT, dtype=np.int32)
+        self.M = np.full(self.S.shape, ABSENT, dtype=np.int32)
         self._surely_kept = np.zeros(self.S.shape, dtype=np.bool_)
         for stage in range(self.stage_count):
             ops = np.flatnonzero(self._may_run(stage))
@@ -175,8 +177,8 @@ class CheckmateModel:
         maker = self.graph.arrays.producer[p.read]
         for stage in range(self.stage_count):
             reads = (self.R[stage, p.reader] != ABSENT) & (maker >= 0)
-            columns = (self.R[stage, maker], self.S[stage, p.read], self.R[stage, p.reader])
-            self.program.rows(np.stack(columns, axis=1)[reads], [1.0, 1.0, -1.0], lower=0.0)
+            columns = (self.R[stage, maker], self.S[stage, p.read], self.M[stage, p.read], self.R[stage, p.reader])
+            self.program.rows(np.stack(columns, axis=1)[reads], [1.0, 1.0, 1.0, -1.0], lower=0.0)
 
     def _carry_over(self) -> None:
         """(1c): what is kept for the next stage was in memory or computed in this one; and so at the end."""
@@ -190,11 +192,11 @@ class CheckmateModel:
             self._require_kept(self.stage_count - 1, wanted, None)
 
     def _require_kept(self, stage: int, values: Ints | Longs, kept: Ints | None) -> None:
-        there = [self.S[stage, values], self.R[stage, self.graph.arrays.producer[values]]]
+        there = [self.S[stage, values], self.R[stage, self.graph.arrays.producer[values]], self.M[stage, values]]
         if kept is None:
             self.program.rows(np.stack(there, axis=1), 1.0, lower=1.0)
         else:
-            self.program.rows(np.stack([*there, kept], axis=1), [1.0, 1.0, -1.0], lower=0.0)
+            self.program.rows(np.stack([*there, kept], axis=1), [1.0, 1.0, 1.0, -1.0], lower=0.0)
 
     def _limit_first_computation(self, stage: int) -> None:
         """Memory while the last operator of the stage runs: what it touches, and what the next stage finds."""
@@ -217,9 +219,9 @@ class CheckmateModel:
         free = self._free_columns(stage, int(ops[-1]))
         used = self.program.columns(np.zeros(len(ops)), upper=np.inf, integer=False)
         made_bytes = self._made_weight[ops]
-        kept = np.flatnonzero(self.S[stage] != ABSENT)
-        first = np.concatenate(([used[0], self.R[stage, ops[0]]], self.S[stage, kept]))
-        weights = np.concatenate(([1.0, -made_bytes[0]], -self.weight[kept]))
+        kept, brought = np.flatnonzero(self.S[stage] != ABSENT), np.flatnonzero(self.M[stage] != ABSENT)
+        first = np.concatenate(([used[0], self.R[stage, ops[0]]], self.S[stage, kept], self.M[stage, brought]))
+        weights = np.concatenate(([1.0, -made_bytes[0]], -self.weight[kept], -self.weight[brought]))
         self.program.rows(first[None, :].astype(np.int32), weights, lower=0.0, upper=0.0)
         columns, coefficients = self._freed_after(stage, ops[:-1], free)
         recurrence = np.stack((used[1:], used[:-1], self.R[stage, ops[1:]]), axis=1)
@@ -305,11 +307,12 @@ class CheckmateModel:
         for index in np.flatnonzero(possible).tolist():
             by_value.setdefault(int(frees.value[index]), []).append(int(column[index]))
         width = max(map(len, by_value.values()), default=0)
-        rows = np.full((len(by_value), width + 2), ABSENT, dtype=np.int32)
+        rows = np.full((len(by_value), width + 3), ABSENT, dtype=np.int32)
         for row, (value, freed) in enumerate(by_value.items()):
             rows[row, : len(freed)] = freed
-            rows[row, width:] = self.S[stage, value], self.R[stage, self.graph.arrays.producer[value]]
-        self.program.rows(rows, [1.0] * width + [-1.0, -1.0], upper=0.0)
+            made = self.R[stage, self.graph.arrays.producer[value]]
+            rows[row, width:] = self.S[stage, value], made, self.M[stage, value]
+        self.program.rows(rows, [1.0] * width + [-1.0, -1.0, -1.0], upper=0.0)
 
     def _summed_hazards(
         self, stage: int, column: Ints, possible: Bools, pair: Bools, hazards: tuple[Ints, Ints]
