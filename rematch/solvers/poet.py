@@ -119,7 +119,7 @@ class PoetModel(CheckmateModel):
             return
         to_percent = self.copy_weight * 100.0 / (self.graph.baseline_seconds or 1.0)
         out_cost, in_cost = (a.size / speed * to_percent for speed in link.speeds)
-        movable = (a.size > 0) & (a.size <= link.host_bytes) & (a.producer >= 0) & (a.producer != a.loss)
+        movable = a.movable & (a.size > 0) & (a.size <= link.host_bytes) & (a.producer != a.loss)
         values = np.flatnonzero(movable & (self.S != ABSENT).any(axis=0))
         self.out[values] = self.program.columns(out_cost[values])
         for stage in range(self._first_stage_of_copies(), self.stage_count):
