@@ -268,10 +268,8 @@ def with_chunks(settings: Settings, chunk_loss: int) -> Settings:
 
 def _with_offload(settings: Settings, offload: bool | str | int) -> Settings:
     host_bytes(offload)
-    if offload is not False and settings.engine not in (AUTO, TAPE):
-        raise RematchError(
-            f"offload= needs engine='tape', which copies values out as autograd saves them, not {settings.engine!r}"
-        )
+    if offload is not False and settings.engine == COMPILED:
+        raise RematchError("offload= needs engine='tape' or 'replay': inductor decides itself how long buffers live")
     if offload is not False and settings.recompute:
         raise RematchError("recompute= names what is recomputed whatever that costs; offload= cannot be given with it")
     return replace(settings, offload=offload)

@@ -32,12 +32,11 @@ from rematch.capture.aten import (
     may_repeat,
     without_running_statistics,
 )
-from rematch.capture.memory import allocated_bytes, random_state_bytes
+from rematch.capture.memory import LEAST_MOVED_BYTES, allocated_bytes, random_state_bytes
 from rematch.capture.recording import RecordedCall, Recording, SavedTensor, TensorRef
 from rematch.graph import Graph, Op, Phase, Value
 from rematch.graph.model import ALREADY_ALLOCATED, LOSS_VALUE
 
-_LEAST_MOVED_BYTES = 2**14  # starting the copy of less takes longer than the copy
 _OPERATORS_OF_A_NODE = 6  # of autograd, at most, for those that are looked after: a product's two, and their sums
 
 
@@ -291,7 +290,7 @@ class _Assembly:
     def _is_movable(self, storage: int) -> bool:
         info = self.storages[storage]
         maker = self.maker[storage]
-        if info.size_bytes < _LEAST_MOVED_BYTES or info.device != self.device or maker >= self.recording.forward_until:
+        if info.size_bytes < LEAST_MOVED_BYTES or info.device != self.device or maker >= self.recording.forward_until:
             return False
         if storage in self.recording.outputs or storage in self.recording.roots:
             return False  # the user's own loss may save them

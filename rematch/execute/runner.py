@@ -421,7 +421,7 @@ class Runner:
         planner.state_bytes = self.state_bytes
         planner.notes = self.planner.settings.about_checkpoints(recorded.recording.checkpoints)
         planner.loss_ratios = self.loss_ratios or planner.loss_ratios
-        replay = Replay(self.module, self.plain, planner)
+        replay = Replay(self.module, self.plain, planner, self._host_memory() if self.planner.host_bytes else None)
         if self.loss is not None:
             planner.loss = replay.measure_loss(self.loss, args, kwargs)
         return replay
@@ -432,7 +432,9 @@ class Runner:
         replay = self._replays.get(key.gradients) if route.replays else None
         if replay is not None and not torch._C._len_torch_dispatch_stack():  # Dynamo leaves calls under a mode alone
             try:
-                return replay(*args, **kwargs)
+                outputs = replay(*args, **kwargs)
+                self._look_at_host()
+                return outputs
             except Retraced:  # a guard failed: what forward reads has changed
                 route = self._after_retrace(key, route, args, kwargs)
                 return self._follow(key, route, args, kwargs)
@@ -453,10 +455,9 @@ class Runner:
                 budget=Budget(self._bytes_for_saved(route)),
                 parted=lambda parting: _call(parted, key, parting),
                 blocks=self._blocks(route),
-                host=self._host_of(route),
+                host=self._host_memory() if route.tape is not None and route.tape.moved else None,
             )
-            if self.host is not None and self.host.shortage is not None:
-                self._host_is_short(self.host)
+            self._look_at_host()
         if not route.watched:
             watch_first_step(self, route, outputs)
         return outputs
@@ -467,13 +468,16 @@ class Runner:
             route.blocks = Blocks.of(self.module)
         return route.blocks
 
-    def _host_of(self, route: Route) -> HostMemory | None:
-        if self.host is None and route.tape is not None and route.tape.moved:
+    def _host_memory(self) -> HostMemory:
+        if self.host is None:
             self.host = HostMemory(self.planner.host_bytes)
         return self.host
 
-    def _host_is_short(self, host: HostMemory) -> None:
-        """A value found no room in host memory, and stayed."""
+    def _look_at_host(self) -> None:
+        """If a value found no room in host memory, and stayed, say so."""
+        host = self.host
+        if host is None or host.shortage is None:
+            return
         if host.exhausted:
             host.limit_bytes = self.planner.host_bytes = host.taken_bytes
             self._plan_again("the machine has less host memory than was asked for")

@@ -79,9 +79,13 @@ class HostMemory:
         weakref.finalize(memory, self._returned.append, buffer.address).atexit = False
         return torch.from_numpy(memory), buffer
 
+    def has_lent(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor shows one of these buffers."""
+        return tensor.device.type == "cpu" and tensor.untyped_storage().data_ptr() in self._lent
+
     def buffer_of(self, lent: torch.Tensor) -> _Buffer:
         """The buffer behind a tensor that was lent."""
-        return self._lent[lent.data_ptr()]
+        return self._lent[lent.untyped_storage().data_ptr()]
 
     def _take_back(self) -> None:
         while self._returned:
@@ -150,19 +154,20 @@ class Transfers:
         host, buffer = lent
         copied, stream = self._copy(host, source, self._out, buffer)
         buffer.copies = [copied] if copied is not None else []
-        return HostCopy(self, host, tensor.dtype, _UnderWay(source, copied, stream))
+        return HostCopy(self, host, tensor.dtype, UnderWay(source, copied, stream))
 
-    def fetch(self, host: torch.Tensor, dtype: torch.dtype) -> _UnderWay:
+    def fetch(self, host: torch.Tensor, dtype: torch.dtype) -> UnderWay:
         """Begin to copy a storage back from host memory, to memory that is allocated now."""
-        size = host.numel()
+        source = _bytes_of(host)
+        size = source.numel()
         whole = size % dtype.itemsize == 0
         made = torch.empty(size // dtype.itemsize if whole else size, dtype=dtype if whole else torch.uint8,
                            device=self.device)  # fmt: skip
         buffer = self.memory.buffer_of(host)
-        copied, stream = self._copy(_bytes_of(made), host, self._into, buffer)
+        copied, stream = self._copy(_bytes_of(made), source, self._into, buffer)
         if copied is not None:
             buffer.copies = [*buffer.copies[:1], copied]
-        return _UnderWay(made, copied, stream)
+        return UnderWay(made, copied, stream)
 
     def _copy(self, target: torch.Tensor, source: torch.Tensor, own: Any, buffer: _Buffer) -> tuple[Any, Any]:
         """Copy on the stream `own`; returns the event of its end and the stream that others compute on."""
@@ -180,7 +185,7 @@ class Transfers:
         return copied, computing
 
 
-class _UnderWay:
+class UnderWay:
     """Memory of the device that a copy reads or writes."""
 
     __slots__ = ("_copied", "_memory", "_stream")
@@ -209,12 +214,12 @@ class HostCopy:
 
     __slots__ = ("_arriving", "_leaving", "dtype", "host", "transfers")
 
-    def __init__(self, transfers: Transfers, host: torch.Tensor, dtype: torch.dtype, leaving: _UnderWay) -> None:
+    def __init__(self, transfers: Transfers, host: torch.Tensor, dtype: torch.dtype, leaving: UnderWay) -> None:
         self.transfers = transfers
         self.host = host
         self.dtype = dtype
-        self._leaving: _UnderWay | None = leaving
-        self._arriving: _UnderWay | None = None
+        self._leaving: UnderWay | None = leaving
+        self._arriving: UnderWay | None = None
 
     def let_go(self) -> None:
         """Hold no memory of the device any more."""

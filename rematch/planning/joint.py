@@ -14,12 +14,14 @@ from torch import nn
 from torch.fx import GraphModule
 
 from rematch.capture.estimate import Estimator, estimating
+from rematch.capture.joint.carriers import movable_values
 from rematch.capture.joint.corrections import Corrections
 from rematch.capture.joint.read import Capture, Input, Layout, LossCost, read_joint, with_outside
 from rematch.capture.joint.traced import device_of
 from rematch.capture.measure import Measurer, measuring
 from rematch.capture.memory import allocated_bytes
 from rematch.graph import Schedule, simulate
+from rematch.planning.host import about_link, linked
 from rematch.planning.plan import Plan
 from rematch.planning.planner import Planner
 from rematch.planning.settings import ASSUMED_LOSS, REPLAY
@@ -74,7 +76,15 @@ class JointPlanner:
         outside = self.state_bytes + sum(allocated_bytes(gradient.nbytes, device) for gradient in gradients.values())
         outside += self._unused_bytes(captured, device)
         outside_bytes = self.planner.outside_bytes(captured.graph, device, outside)
-        return with_outside(captured, replace(loss, retained_bytes=retained_bytes), outside_bytes)
+        made = with_outside(captured, replace(loss, retained_bytes=retained_bytes), outside_bytes)
+        return self._with_link(made, device) if self.planner.host_bytes else made
+
+    def _with_link(self, captured: Capture, device: torch.device) -> Capture:
+        movable = movable_values(captured)
+        values = tuple(replace(value, movable=index in movable) for index, value in enumerate(captured.graph.values))
+        graph = replace(captured.graph, values=values)
+        linked_graph = linked(graph, device, self.planner.settings.device, self.planner.host_bytes)
+        return replace(captured, graph=linked_graph)
 
     def _unused_bytes(self, captured: Capture, device: torch.device) -> int:
         """Parameters and buffers of the module that this call does not use, and which are there all the same."""
@@ -101,7 +111,8 @@ class JointPlanner:
 
     def plan(self, captured: Capture) -> Plan:
         device = device_of(captured.joint)
-        return self.planner.plan(captured.graph, device, engine=REPLAY, notes=captured.notes)
+        notes = (*captured.notes, *about_link(captured.graph, device))
+        return self.planner.plan(captured.graph, device, engine=REPLAY, notes=notes)
 
     def loss_measured(self, captured: Capture, cost: LossCost) -> bool:
         """Take note of what the loss really takes. True if a plan no longer keeps the budget and must be made again."""

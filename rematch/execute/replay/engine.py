@@ -44,6 +44,7 @@ from rematch.execute.replay.double_backward import refuse_double_backward
 from rematch.execute.replay.partition import partition
 from rematch.execute.replay.source import compile_module
 from rematch.execute.replay.tangents import TangentArguments, expect_absent_tangents
+from rematch.execute.transfers import HostMemory
 from rematch.graph import Schedule
 
 
@@ -73,8 +74,11 @@ class _Planned(BaseException):
 class Replay:
     """Callable like the `forward` it replaces; see the module."""
 
-    def __init__(self, module: nn.Module, forward: Callable[..., Any], planner: Planner) -> None:
+    def __init__(
+        self, module: nn.Module, forward: Callable[..., Any], planner: Planner, host: HostMemory | None = None
+    ) -> None:
         self.module = module
+        self.host = host
         self.plain = forward
         self.planner = planner
         self._compiled: Callable[..., Any] | None = None
@@ -284,7 +288,7 @@ class _CompiledGraph:
             raise CaptureError(f"what torch.compile traces is not what eager runs: {different}")
         inputs = inputs_of_joint(joint, self.described)
         self.capture = planner.capture(joint, forward_outputs=forward_outputs, inputs=inputs)
-        return partition(self.capture, planner.schedule(self.capture))
+        return partition(self.capture, planner.schedule(self.capture), self.runner.host)
 
     def compile_forward(self, module: GraphModule, _: Any) -> Any:
         return compile_module(module, "forward")

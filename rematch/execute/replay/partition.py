@@ -1,10 +1,13 @@
 """A schedule as two graph modules: forward up to the loss, backward after it.
 
-`forward, backward = partition(capture, schedule)`
+`forward, backward = partition(capture, schedule)`, with the `host` memory that a schedule moves values to
 
 The modules hold the traced calls in the order of the schedule, repeated ones as often as it runs them. Frees need no
 nodes: whoever runs the modules drops each result after its last use, which is never later than the schedule says.
 What backward reads of forward's results becomes additional outputs there and placeholders here.
+
+A value that moves has three more calls: where its copy out begins, where the schedule frees it, and where its copy in
+begins. Whoever reads it first after that waits for the copy. Backward is given the copy in host memory.
 """
 
 from __future__ import annotations
@@ -26,16 +29,19 @@ from rematch.capture.aten import (
     without_running_statistics,
 )
 from rematch.capture.joint.assemble import Kernel
+from rematch.capture.joint.carriers import carriers
 from rematch.capture.joint.read import Capture
 from rematch.capture.joint.traced import is_tangent
 from rematch.errors import ScheduleError
 from rematch.execute.random import note_state, replay
-from rematch.graph import Phase, Schedule
+from rematch.execute.replay.moves import arrived, fetch, host_of, key_of, let_go, send
+from rematch.execute.transfers import HostMemory
+from rematch.graph import Compute, Fetch, Free, Offload, Phase, Schedule
 
 
-def partition(capture: Capture, schedule: Schedule) -> tuple[GraphModule, GraphModule]:
+def partition(capture: Capture, schedule: Schedule, host: HostMemory | None = None) -> tuple[GraphModule, GraphModule]:
     """The forward and the backward module; backward is empty for an inference graph."""
-    return _Partition(capture, schedule).modules()
+    return _Partition(capture, schedule, host).modules()
 
 
 class _Region:
@@ -47,8 +53,9 @@ class _Region:
 
 
 class _Partition:
-    def __init__(self, capture: Capture, schedule: Schedule) -> None:
+    def __init__(self, capture: Capture, schedule: Schedule, host: HostMemory | None) -> None:
         self.capture = capture
+        self.schedule = schedule
         self.ops = schedule.ops.tolist()
         self.forward = _Region()
         self.backward = _Region()
@@ -59,6 +66,11 @@ class _Partition:
         self.runs = dict.fromkeys(self.ops, 0)
         for op in self.ops:
             self.runs[op] += 1
+        self.host_key = 0 if host is None else key_of(host)
+        self.carriers = carriers(capture) if schedule.moves else {}
+        self.leaving: dict[int, Node] = {}  # values whose copy out has begun in this region, and what stands for it
+        self.hosted: dict[int, Node] = {}  # value -> its copy in host memory
+        self.arriving: dict[Node, tuple[int, Node]] = {}  # traced node -> the value it carries, which was fetched
 
     def modules(self) -> tuple[GraphModule, GraphModule]:
         traced = self.capture.joint.graph
@@ -71,19 +83,24 @@ class _Partition:
         forward_outputs = outputs[: self.capture.forward_outputs]
         returned: list[Any] = []
         done: set[int] = set()
-        for op in self.ops:
-            if self.capture.graph.ops[op].phase is Phase.LOSS:
+        for step in self.schedule:
+            if not isinstance(step, Compute):
+                self._move(step)
+            elif self.capture.graph.ops[step.op].phase is Phase.LOSS:
                 returned = [self._look_up(node) for node in forward_outputs]
+                self._end_copies()
                 self.region = self.backward
                 for node in tangents:
                     self._placeholder(self.backward, node)
             else:
-                self._emit(op, again=op in done)
-                done.add(op)
+                self._emit(step.op, again=step.op in done)
+                done.add(step.op)
         if not tangents:
             returned = [self._look_up(node) for node in forward_outputs]
+            self._end_copies()
             self.region = self.backward
         gradients = [self._look_up(node) for node in outputs[self.capture.forward_outputs :]]
+        self._end_copies()
         self.forward.graph.output((*returned, *self.saved))
         self.backward.graph.output(tuple(gradients))
         self._placeholders_first(tangents)
@@ -137,6 +154,62 @@ class _Partition:
                 made = self.region.graph.call_function(target, args, kwargs)
             self._adopt(kernel.node, made)
 
+    # Values that move
+
+    def _move(self, step: Free | Offload | Fetch) -> None:
+        match step:
+            case Offload(value):
+                self._begin_copy_out(value)
+            case Fetch(value):
+                self._forget(value)
+                device = str(self.carriers[value][0].meta["val"].device)
+                begun: Any = (self.host_key, device, self._here(self.hosted[value]))
+                arriving = self.region.graph.call_function(fetch, begun)
+                self.arriving.update(dict.fromkeys(self.carriers[value], (value, arriving)))
+            case Free(value) if value in self.hosted:
+                self._forget(value)
+                if value in self.leaving:
+                    self.region.graph.call_function(let_go, (self.leaving.pop(value),))
+
+    def _begin_copy_out(self, value: int) -> None:
+        carrier = self.carriers[value][0]
+        leaving = self.region.graph.call_function(send, (self.host_key, self._look_up(carrier)))
+        host = self.region.graph.call_function(host_of, (leaving,))
+        mode = _fake_mode_of(self.capture)
+        like = carrier.meta["val"]
+        with mode:
+            host.meta["val"] = torch.empty_strided(like.size(), like.stride(), dtype=like.dtype, device="cpu")
+        self.leaving[value], self.hosted[value] = leaving, host
+
+    def _end_copies(self) -> None:
+        """The region ends, and only tensors go from forward to backward."""
+        for carrier in list(self.arriving):
+            if carrier in self.arriving:
+                self._wait_for(carrier)
+        for leaving in self.leaving.values():
+            self.region.graph.call_function(let_go, (leaving,))
+        self.leaving.clear()
+
+    def _forget(self, value: int) -> None:
+        """Whatever shows the value shows memory that it no longer has."""
+        for carrier in self.carriers[value]:
+            self.arriving.pop(carrier, None)
+            kernel: Any = carrier.args[0] if carrier.target is operator.getitem else carrier
+            for node in (carrier, *self.shown_by.get(kernel, ())):
+                if self.capture.storage[node] == (value,):
+                    self.forward.made.pop(node, None)
+                    self.backward.made.pop(node, None)
+
+    def _wait_for(self, carrier: Node) -> Node:
+        """The value that a traced node carries, from where its copy in has ended."""
+        value, arriving = self.arriving[carrier]
+        made = self.region.graph.call_function(arrived, (arriving,))
+        made.meta = dict(carrier.meta)
+        for other in self.carriers[value]:
+            del self.arriving[other]
+            self.region.made[other] = made
+        return made
+
     def _random_state(self, op: int, again: bool) -> Node | None:
         noted = self.capture.random_state_of.get(op)
         if noted is None or self.runs[op] == 1:
@@ -172,6 +245,7 @@ class _Partition:
             self.forward.made.pop(shown, None)
             self.backward.made.pop(shown, None)
         self.forward.made.pop(node, None)
+        self.arriving = {carrier: found for carrier, found in self.arriving.items() if not _is_of(carrier, node)}
         made.meta = {**node.meta, **made.meta}
         self.region.made[node] = made
         if isinstance(node.meta.get("val"), (tuple, list)):
@@ -191,6 +265,8 @@ class _Partition:
             return node
         if node in self.region.made:
             return self.region.made[node]
+        if node in self.arriving:
+            return self._wait_for(node)
         if node in self.forward.made:
             return self._here(self.forward.made[node])
         if node.op == "get_attr":
@@ -228,6 +304,11 @@ class _Partition:
         if isinstance(node.meta.get("val"), (tuple, list)):
             self._take_apart(node, made)
         return made
+
+
+def _is_of(carrier: Node, kernel: Node) -> bool:
+    """Whether a node is a kernel or an entry of what it returns."""
+    return carrier is kernel or (carrier.target is operator.getitem and carrier.args[0] is kernel)
 
 
 def _fake_mode_of(capture: Capture) -> Any:
