@@ -21,7 +21,8 @@ from rematch.capture.record import record
 from rematch.capture.recording import Recording
 from rematch.execute.module import twin_of
 from rematch.execute.replay.engine import Replay
-from rematch.graph import Graph, Op, Phase, Schedule
+from rematch.graph import Compute, Fetch, Free, Graph, Offload, Op, Phase, Schedule, baseline
+from rematch.graph.schedule import Step
 from rematch.planning.joint import JointPlanner
 from rematch.planning.planner import Planner
 from rematch.planning.settings import Settings
@@ -82,6 +83,7 @@ class Given(Solver):
     schedule_of: Callable[[Graph], Schedule] = field(repr=False)
     name = "given"
     paper = ""
+    moves_values = True
 
     def solve(self, problem: Problem, *, deadline: Deadline, on_progress: OnProgress) -> Solution:
         return Solution(self.schedule_of(problem.graph), Status.FEASIBLE, self.name)
@@ -103,6 +105,35 @@ def recomputing(graph: Graph, chosen: Callable[[Op], bool]) -> Schedule:
         elif graph.ops[op].phase is Phase.BACKWARD and op in again:
             sequence.append(op)
     return Schedule.from_ops(graph, sequence)
+
+
+def shuttling(graph: Graph) -> Schedule:
+    """All that can move leaves once it is made, and comes back for each operator that reads it.
+
+    Where nothing comes back before the loss, it leaves after its last use there.
+    """
+    loss_at = int(graph.arrays.position[graph.arrays.loss])
+    needed_until = {
+        value: max((int(at) for at in graph.arrays.position[graph.arrays.users_of(value)] if at <= loss_at), default=-1)
+        for value in range(len(graph.values))
+        if graph.values[value].movable and not graph.values[value].resident
+    }
+    alive: set[int] = set()
+    steps: list[Step] = []
+    for step in baseline(graph):
+        if isinstance(step, Free):
+            steps += [step] if step.value not in needed_until or step.value in alive else []
+            alive.discard(step.value)
+        elif isinstance(step, Compute):
+            op, at = graph.ops[step.op], int(graph.arrays.position[step.op])
+            steps += [Fetch(value) for value in dict.fromkeys(op.inputs) if value in needed_until.keys() - alive]
+            steps.append(step)
+            steps += [Offload(value) for value in op.outputs if value in needed_until]
+            alive |= needed_until.keys() & {*op.inputs, *op.outputs}
+            leaving = {value for value in alive if not graph.recompute_after_loss or at >= needed_until[value]}
+            steps += [Free(value) for value in sorted(leaving)]
+            alive -= leaving
+    return Schedule.of(steps)
 
 
 def may_run_again(graph: Graph, op: int) -> bool:

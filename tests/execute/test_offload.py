@@ -17,6 +17,8 @@ from rematch.errors import BudgetInfeasible, RematchError
 from rematch.execute.module import runner_of
 from rematch.execute.transfers import HostMemory
 from rematch.graph import Link
+from rematch.planning.settings import REPLAY, TAPE
+from tests.captures import UNLIMITED_BYTES, Given, shuttling
 from tests.training import assert_same_steps, assert_trains_alike, deterministic, step_of, train
 
 HOST = 64 * 2**20
@@ -116,17 +118,36 @@ FAMILIES: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor], s
     "mlp": (lambda: nn.Sequential(*[Block(32) for _ in range(3)]), lambda: torch.randn(512, 32), "60%"),
     "attention": (Attention, lambda: torch.randn(4, 128, 32), "60%"),
     "convolutions": (convolutions, lambda: torch.randn(4, 3, 24, 24), "75%"),
-    "tied": (Tied, lambda: torch.randint(100, (4, 128)), "75%"),
-    "writing": (Writing, lambda: torch.randn(256, 64), "75%"),
+    "tied": (Tied, lambda: torch.randint(100, (4, 128)), ""),
+    "writing": (Writing, lambda: torch.randn(256, 64), ""),
 }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_trains_to_the_bit_within_both_budgets(family: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "engine"), [*((family, TAPE) for family in FAMILIES), ("convolutions", REPLAY), ("writing", REPLAY)]
+)
+def test_what_moves_comes_back_for_each_use(family: str, engine: str) -> None:
+    torch.manual_seed(0)
+    make, draw, _ = FAMILIES[family]
+    plain, sample = make(), draw()
+    module = moving(plain, sample, budget=UNLIMITED_BYTES, solver=Given(shuttling), engine=engine)
+    with deterministic():
+        assert_trains_alike(module, plain, sample, loss)
+    moved = rematch.plans_of(module)[-1].moved
+    assert moved is not None and moved.in_bytes >= moved.out_bytes == moved.host_bytes
+    taken_bytes = host_of(module).taken_bytes  # replay gives back at once what only forward moves
+    assert taken_bytes == moved.host_bytes if engine == TAPE else 0 < taken_bytes <= moved.host_bytes
+    assert host_of(module).lent_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("family", "engine"), [("mlp", TAPE), ("attention", TAPE), ("convolutions", TAPE), ("mlp", REPLAY)]
+)
+def test_trains_to_the_bit_within_both_budgets(family: str, engine: str) -> None:
     torch.manual_seed(0)
     make, draw, budget = FAMILIES[family]
     plain, sample = make(), draw()
-    module = moving(plain, sample, budget=budget)
+    module = moving(plain, sample, budget=budget, engine=engine)
     step = step_of(sample, loss)
     resident_bytes = sample.nbytes + sum(t.nbytes for t in {*plain.parameters(), *plain.buffers()})
     with deterministic():
@@ -202,10 +223,12 @@ def test_gradients_accumulate_and_two_forwards_share_a_backward(mlp: nn.Module, 
     assert host_of(module).lent_bytes == 0
 
 
-def test_what_finds_no_room_in_host_memory_stays(mlp: nn.Module, batch: torch.Tensor) -> None:
-    needed = rematch.plans_of(moving(mlp, batch))[-1].moved
+@pytest.mark.parametrize("engine", [TAPE, REPLAY])
+def test_what_finds_no_room_in_host_memory_stays(mlp: nn.Module, batch: torch.Tensor, engine: str) -> None:
+    by: dict[str, Any] = {"solver": Given(shuttling), "budget": UNLIMITED_BYTES, "engine": engine}
+    needed = rematch.plans_of(moving(mlp, batch, **by))[-1].moved
     assert needed is not None
-    module = moving(mlp, batch, offload=needed.host_bytes)
+    module = moving(mlp, batch, offload=needed.host_bytes, **by)
 
     def together(either: nn.Module) -> None:
         (loss(either(batch)) + loss(either(batch.flip(0)))).backward()  # type: ignore[no-untyped-call]
@@ -337,7 +360,7 @@ def test_plans_are_saved_applied_and_cached(
 def test_is_refused_in_words_where_it_cannot_be(mlp: nn.Module, batch: torch.Tensor) -> None:
     for options, words in (
         ({"offload": "80%"}, "is a share"),
-        ({"offload": "1GiB", "engine": "compiled"}, "offload= needs engine='tape'"),
+        ({"offload": "1GiB", "engine": "compiled"}, "offload= needs engine='tape' or 'replay'"),
         ({"offload": "1GiB", "recompute": ["*.norm"]}, "offload= cannot be given with it"),
     ):
         with pytest.raises(RematchError, match=words):

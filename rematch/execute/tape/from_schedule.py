@@ -78,9 +78,10 @@ def fetched_at_unpackings(recorded: RecordedGraph, schedule: Schedule) -> Schedu
 def _asked_before(recorded: RecordedGraph, steps: list[Step], at: int, asking: Container[int]) -> int | None:
     """The last step before a fetch at which backward asks for something, if its value is gone by then."""
     fetched = steps[at]
+    assert isinstance(fetched, Fetch)
     for place in range(at - 1, -1, -1):
         match steps[place]:
-            case Free(value) if isinstance(fetched, Fetch) and value == fetched.value:
+            case Free(value) if value == fetched.value:
                 return None
             case Compute(op) if recorded.graph.ops[op].phase is Phase.LOSS:
                 return None
@@ -90,11 +91,15 @@ def _asked_before(recorded: RecordedGraph, steps: list[Step], at: int, asking: C
 
 
 def _asked_after(recorded: RecordedGraph, steps: list[Step], at: int, asking: Container[int]) -> int:
-    """The next step after a fetch at which backward asks for something, or at which forward's calls run again."""
+    """The next step after a fetch at which backward asks for something, or forward's calls run again, or it is read."""
+    fetched = steps[at]
+    assert isinstance(fetched, Fetch)
     for place in range(at + 1, len(steps)):
         match steps[place]:
-            case Compute(op) if op in asking or recorded.graph.ops[op].phase is Phase.FORWARD:
-                return place
+            case Compute(number):
+                op = recorded.graph.ops[number]
+                if number in asking or op.phase is Phase.FORWARD or fetched.value in op.inputs:
+                    return place
     return at
 
 
