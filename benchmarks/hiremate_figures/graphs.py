@@ -25,6 +25,7 @@ class Library:
 
     folder: Path
     device: str
+    with_loss: bool = False  # traced with the case's own loss instead of the module alone
 
     def graph(self, name: str) -> Graph:
         """The graph of a model of the tables, at the paper's size."""
@@ -43,8 +44,11 @@ class Library:
 
     def _traced(self, case: Case) -> Graph:
         print(f"tracing {case.name} ...", file=sys.stderr, flush=True)
-        traced = rematch.trace(case.build(), case.sample(), device=self.device)
-        return replace(module_alone(traced), name=case.name)
+        if self.with_loss:
+            traced = rematch.trace(case.build(), case.sample(), loss=case.loss, device=self.device)
+        else:
+            traced = module_alone(rematch.trace(case.build(), case.sample(), device=self.device))
+        return replace(traced, name=case.name)
 
 
 def _table_cases() -> dict[str, Case]:

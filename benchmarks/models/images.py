@@ -69,6 +69,8 @@ def grouped_body(inward: int, outward: int, stride: int, *, group_width: int, sq
 class Residual(nn.Module):
     """A branch added in place to its shortcut, then ReLU in place."""
 
+    inplace = True
+
     def __init__(self, body: nn.Module, shortcut: nn.Module) -> None:
         super().__init__()
         self.body = body
@@ -77,8 +79,19 @@ class Residual(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.body(x)
-        y += self.shortcut(x)
+        if self.inplace:
+            y += self.shortcut(x)
+        else:
+            y = y + self.shortcut(x)
         return self.relu(y)
+
+
+def out_of_place(model: nn.Module) -> nn.Module:
+    """The same model with nothing done in place that can be told not to be."""
+    for module in model.modules():
+        if isinstance(module, Residual | nn.ReLU):
+            module.inplace = False
+    return model
 
 
 def residual_stage(body: Body, inward: int, outward: int, stride: int, depth: int) -> nn.Sequential:

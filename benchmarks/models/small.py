@@ -1,4 +1,4 @@
-"""Small models, each for one trap: dropout, norms behind transposes, fused recurrent layers."""
+"""Small models, each for one trap: dropout, norms behind transposes, fused recurrent layers; and one without traps."""
 
 from __future__ import annotations
 
@@ -20,6 +20,14 @@ class MLP(nn.Sequential):
             for layer in (nn.Linear(before, after), nn.GELU(), nn.Dropout(dropout))
         ]
         super().__init__(*hidden, nn.Linear(width, classes))
+
+
+class FeedForward(nn.Sequential):
+    """`depth` hidden layers with ReLU, and one output."""
+
+    def __init__(self, width: int, depth: int) -> None:
+        hidden = [layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.ReLU())]
+        super().__init__(*hidden, nn.Linear(width, 1))
 
 
 class OnTransposed(nn.Module):
