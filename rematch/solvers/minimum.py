@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rematch.graph import Graph, Schedule, simulate
+from rematch.graph import Graph, Schedule, baseline, simulate
 from rematch.solvers.base import Deadline, Problem
 from rematch.solvers.common.highs import minimise
 from rematch.solvers.common.least_memory import most_needed_bytes
@@ -52,10 +52,11 @@ def smallest_budget(graph: Graph, deadline: Deadline, *, seed: int = 0, exhausti
             max(impossible, surely_needed_bytes(graph) - 1), simulate(graph, schedule).peak_bytes, schedule
         )
     impossible = surely_needed_bytes(graph) - 1
-    in_time = not deadline.expired
+    if deadline.expired:
+        plain = baseline(graph)
+        return BudgetRange(impossible, simulate(graph, plain).peak_bytes, plain)
     descent = Descent(Problem(graph, impossible + 1), seed=seed)
-    if in_time:  # whatever loading compiled code takes, some moves are made
-        descent.run(_FIRST_MOVES)
+    descent.run(_FIRST_MOVES)  # whatever loading compiled code takes, some moves are made
     _descend(descent, impossible, deadline.within(_FIRST_SHARE * deadline.remaining))
     if not deadline.expired:
         precedence = Precedence.of(graph)
