@@ -1,16 +1,20 @@
-"""Feng & Huang's Table 1: time to find checkpoints on networks of the same sizes, the memory they save, and pictures.
+"""Feng & Huang's Table 1: time to find checkpoints on the networks that it names, the memory they save, and pictures.
 
-    python benchmarks/feng.py [--only REGEX] [--results DIR]
+    python benchmarks/feng.py [--only REGEX] [--again] [--traced DIR] [--results DIR]
 
-The networks are built vertex by vertex as the paper counts them, activations done in place: AlexNet, VGG, ResNet,
-DenseNet and Inception v3 have exactly the published numbers of vertices; NASNet, AmoebaNet and DARTS are networks of
-random cells, each of which reads the two cells before it, filled up to the published numbers. Sizes are those of 32-bit
-activations for one image of 224 x 224 (299 x 299 for Inception).
+Each network is there twice. *Captured* ones are PyTorch modules of `models/papers.py`, traced with fake tensors for a
+V100 and kept in `--traced`; vertices are operators between input and output, so that their numbers are not the paper's.
+*Counted* ones are built here vertex by vertex as the paper counts them, activations done in place: AlexNet, VGG,
+ResNet, DenseNet and Inception v3 have exactly the published numbers of vertices; NASNet, AmoebaNet and DARTS are
+stand-ins of random cells, each of which reads the two cells before it, filled up to the published numbers. Sizes are
+those of 32-bit activations for one image of 224 x 224 (about 300 x 300 for Inception).
 
-Times are of building the division tree and solving for every max term, compiled code being warm. Objective (1) is that
-of the paper: the sum of all checkpoints and the largest segment between them. Chen's sqrt(n) and greedy choose among
-the articulation points; of greedy's sets the best by objective (1) is taken. Peaks are the oracle's for a training step
-in which the segments of each set are computed again one by one.
+Times are processor seconds for building the division tree and solving for every max term, compiled code being warm;
+the paper's are of a desktop. Objective (1) is that of the paper: the sum of all checkpoints and the largest segment
+between them. Chen's sqrt(n) and greedy choose among the articulation points; of greedy's sets the best by objective (1)
+is taken. Peaks are the oracle's for a training step in which the segments of each set are computed again one by one;
+those of captured networks have parameters, gradients and workspace in them. What the results already have is not
+measured again, unless `--again` is given. `--only` is searched for in 'captured AlexNet', 'counted AlexNet' and so on.
 """
 
 from __future__ import annotations
@@ -29,6 +33,8 @@ from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
+from hiremate_figures.graphs import Library
+
 import rematch
 from rematch.errors import GraphError
 from rematch.files import write_text
@@ -39,13 +45,14 @@ from rematch.solvers.checkpoints.articulation import articulation_points
 from rematch.solvers.checkpoints.checkpointing import every_sqrt, greedy_segments
 from rematch.solvers.feng_huang.checkpoints import best_checkpoints
 from rematch.solvers.feng_huang.division_tree import divide
-from rematch.solvers.feng_huang.forward import Reading
+from rematch.solvers.feng_huang.forward import Reading, readings
 from rematch.solvers.feng_huang.reforward import Reforward
 from rematch.solvers.feng_huang.segments import Dag, loss_bytes
 
 REPEATS = 5
 DRAWN = ("AlexNet", "VGG11", "VGG13", "VGG16", "VGG19", "ResNet18", "Inception v3")
 ELEMENT_BYTES = 4
+STAND_IN = "-like"  # at the end of names of networks that are counted in place of others
 
 
 @dataclass
@@ -259,12 +266,14 @@ NETWORKS: dict[str, tuple[Callable[[], Network], int, float]] = {
 
 @dataclass(frozen=True)
 class Row:
+    kind: str  # "captured" or "counted"
     name: str
     vertices: int
     edges: int
     kinds: dict[str, int]  # nodes of the division tree
+    published_vertices: int
     published_seconds: float
-    seconds: float  # the median of several runs
+    seconds: float  # of the processor, the median of several runs
     checkpoints: int
     forward_bytes: int
     loss_bytes: int  # objective (1)
@@ -276,30 +285,58 @@ class Row:
     greedy_peak_bytes: int
 
 
-def measure(name: str) -> tuple[Row, Graph, dict[str, list[int]]]:
-    build, vertices, published = NETWORKS[name]
+@dataclass(frozen=True)
+class Subject:
+    """A network to measure: its training step, and how its forward pass is read."""
+
+    kind: str
+    name: str
+    graph: Graph
+    reading: Reading
+
+
+def counted(name: str) -> Subject:
+    build, vertices, _ = NETWORKS[name]
     network = build()
-    dag, graph = network.dag(), network.graph()
+    dag = network.dag()
     if len(dag) != vertices:
         raise GraphError(f"{name} has {len(dag)} vertices, and {vertices} in the paper")
+    return Subject("counted", name, network.graph(), Reading(dag, tuple((vertex,) for vertex in range(len(dag)))))
+
+
+def captured(name: str, library: Library) -> Subject:
+    """The module's graph, read as the operators between its input and its output."""
+    from models.papers import feng_networks
+
+    graph = library.graph_of(feng_networks()[name.removesuffix(STAND_IN)])
+    return Subject("captured", name, graph, list(readings(graph))[-1])
+
+
+def measure(subject: Subject) -> tuple[Row, dict[str, list[int]]]:
+    """The row of a network, and the operators that each method keeps."""
+    graph, reading = subject.graph, subject.reading
+    dag = reading.dag
+    _, published_vertices, published_seconds = NETWORKS[subject.name]
     best_checkpoints(divide(dag))  # compiles what is compiled
     took = []
     for _ in range(REPEATS):
-        started = time.perf_counter()
+        started = time.process_time()
         tree = divide(dag)
         best = best_checkpoints(tree)
-        took.append(time.perf_counter() - started)
-    points = articulation_points(graph)
-    sqrt = with_ends(dag, every_sqrt(points))
+        took.append(time.process_time() - started)
+    points = cut_points(subject)
+    sqrt = vertices_of(reading, every_sqrt(points))
     greedy = min(
-        (with_ends(dag, chosen) for chosen in greedy_segments(graph, points)), key=lambda s: loss_bytes(dag, s)
+        (vertices_of(reading, chosen) for chosen in greedy_segments(graph, points)), key=lambda s: loss_bytes(dag, s)
     )
     row = Row(
-        name=name,
+        kind=subject.kind,
+        name=subject.name,
         vertices=len(dag),
         edges=sum(map(len, dag.readers)),
         kinds=dict(Counter(node.kind.value for node in tree.nodes)),
-        published_seconds=published,
+        published_vertices=published_vertices,
+        published_seconds=published_seconds,
         seconds=sorted(took)[REPEATS // 2],
         checkpoints=len(best.vertices),
         forward_bytes=int(dag.size_bytes.sum()),
@@ -307,26 +344,38 @@ def measure(name: str) -> tuple[Row, Graph, dict[str, list[int]]]:
         sqrt_loss_bytes=loss_bytes(dag, sqrt),
         greedy_loss_bytes=loss_bytes(dag, greedy),
         baseline_peak_bytes=simulate(graph, baseline(graph)).peak_bytes,
-        peak_bytes=peak_bytes(dag, graph, best.vertices),
-        sqrt_peak_bytes=peak_bytes(dag, graph, sqrt),
-        greedy_peak_bytes=peak_bytes(dag, graph, greedy),
+        peak_bytes=peak_bytes(subject, best.vertices),
+        sqrt_peak_bytes=peak_bytes(subject, sqrt),
+        greedy_peak_bytes=peak_bytes(subject, greedy),
     )
-    return row, graph, {"Feng & Huang": list(best.vertices), "Chen's greedy": greedy, "Chen's sqrt(n)": sqrt}
+    return row, {"Feng & Huang": list(best.vertices), "Chen's greedy": greedy, "Chen's sqrt(n)": sqrt}
 
 
-def with_ends(dag: Dag, chosen: Collection[int]) -> list[int]:
-    return sorted({0, len(dag) - 1, *chosen})
+def cut_points(subject: Subject) -> list[int]:
+    """Articulation points of the step that every way through the forward pass leads over: no edge jumps over them."""
+    dag = subject.reading.dag
+    farthest, cuts = 0, set()
+    for vertex, readers in enumerate(dag.readers):
+        if farthest <= vertex:
+            cuts.update(subject.reading.members[vertex])
+        farthest = max(farthest, *readers) if readers else farthest
+    return [op for op in articulation_points(subject.graph) if op in cuts]
 
 
-def peak_bytes(dag: Dag, graph: Graph, checkpoints: Collection[int]) -> int:
-    reading = Reading(dag, tuple((vertex,) for vertex in range(len(dag))))
-    schedule = Reforward(graph).schedule(reading.segment_of_ops(graph, checkpoints))
-    return simulate(graph, schedule).checked().peak_bytes
+def vertices_of(reading: Reading, ops: Collection[int]) -> list[int]:
+    """The vertices that stand for operators, with both ends of the graph."""
+    vertex_of = {op: vertex for vertex, members in enumerate(reading.members) for op in members}
+    return sorted({0, len(reading.dag) - 1, *(vertex_of[op] for op in ops if op in vertex_of)})
+
+
+def peak_bytes(subject: Subject, checkpoints: Collection[int]) -> int:
+    segments = subject.reading.segment_of_ops(subject.graph, checkpoints)
+    return simulate(subject.graph, Reforward(subject.graph).schedule(segments)).checked().peak_bytes
 
 
 HEADER = (
-    f"{'':16} {'':>6} {'':>6} {'preprocessing, s':>26} {'':>6} {'objective (1), MB':>32} {'peak of a step, MB':>32}\n"
-    f"{'network':16} {'n':>6} {'m':>6} {'published':>10} {'ours':>8} {'ratio':>6} {'kept':>6} "
+    f"{'':24} {'vertices':>15} {'':>6} {'seconds':>26} {'':>5} {'objective (1), MB':>32} {'peak of a step, MB':>32}\n"
+    f"{'network':24} {'published':>9} {'n':>5} {'m':>6} {'published':>10} {'ours':>8} {'ratio':>6} {'kept':>5} "
     f"{'all':>8} {'sqrt':>7} {'greedy':>7} {'ours':>7} {'all':>8} {'sqrt':>7} {'greedy':>7} {'ours':>7}"
 )
 
@@ -336,18 +385,25 @@ def line(row: Row) -> str:
         return " ".join(f"{size / 1e6:>{8 if rank == 0 else 7}.1f}" for rank, size in enumerate(sizes))
 
     return (
-        f"{row.name:16} {row.vertices:>6} {row.edges:>6} {row.published_seconds:>10.3f} {row.seconds:>8.4f} "
-        f"{row.published_seconds / row.seconds:>5.0f}x {row.checkpoints:>6} "
+        f"{row.kind:8} {row.name:15} {row.published_vertices:>9} {row.vertices:>5} {row.edges:>6} "
+        f"{row.published_seconds:>10.3f} {row.seconds:>8.4f} "
+        f"{row.published_seconds / row.seconds:>5.0f}x {row.checkpoints:>5} "
         f"{mb(row.forward_bytes, row.sqrt_loss_bytes, row.greedy_loss_bytes, row.loss_bytes)} "
         f"{mb(row.baseline_peak_bytes, row.sqrt_peak_bytes, row.greedy_peak_bytes, row.peak_bytes)}"
     )
 
 
+def known_rows(path: Path) -> dict[tuple[str, str], Row]:
+    rows = [Row(**row) for row in json.loads(path.read_text())["rows"]] if path.exists() else []
+    return {(row.kind, row.name): row for row in rows}
+
+
 def keep(rows: list[Row], path: Path) -> None:
+    """All rows so far as JSON, so that a run that is stopped loses nothing."""
     kept = {
         "date": date.today().isoformat(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
-        "versions": {"rematch": rematch.__version__, **{name: version(name) for name in ("numba", "numpy")}},
+        "versions": {"rematch": rematch.__version__, **{name: version(name) for name in ("numba", "numpy", "torch")}},
         "rows": [asdict(row) for row in rows],
     }
     write_text(path, json.dumps(kept, indent=1))
@@ -355,24 +411,32 @@ def keep(rows: list[Row], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="regular expression on the network's name")
+    parser.add_argument("--only", default="", help="regular expression on kind and name")
+    parser.add_argument("--again", action="store_true", help="measure again what the results have already")
+    parser.add_argument("--traced", type=Path, default=Path(__file__).parent / ".graphs", help="where graphs are kept")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args()
-    names = [name for name in NETWORKS if re.search(arguments.only, name)]
-    if not names:
+    library = Library(arguments.traced / "feng", "V100")
+    makers: dict[str, Callable[[str], Subject]] = {
+        "captured": lambda name: captured(name, library),
+        "counted": counted,
+    }
+    chosen = [(kind, name) for kind in makers for name in NETWORKS if re.search(arguments.only, f"{kind} {name}")]
+    if not chosen:
         parser.error(f"no network matches {arguments.only!r}; there are: {', '.join(NETWORKS)}")
     arguments.results.mkdir(parents=True, exist_ok=True)
+    path = arguments.results / "feng.json"
+    rows = known_rows(path)
     print(HEADER)
-    rows = []
-    for name in names:
-        row, graph, choices = measure(name)
-        rows.append(row)
-        print(line(row), flush=True)
-        if name in DRAWN:
-            file_name = f"feng-{name.lower().replace(' ', '-')}.png"
-            draw_checkpoints(graph, choices, arguments.results / file_name)
-    if len(names) == len(NETWORKS):
-        keep(rows, arguments.results / "feng.json")
+    for kind, name in chosen:
+        if arguments.again or (kind, name) not in rows:
+            subject = makers[kind](name)
+            rows[kind, name], choices = measure(subject)
+            keep(list(rows.values()), path)
+            if kind == "counted" and name in DRAWN:
+                file_name = f"feng-{name.lower().replace(' ', '-')}.png"
+                draw_checkpoints(subject.graph, choices, arguments.results / file_name)
+        print(line(rows[kind, name]), flush=True)
 
 
 if __name__ == "__main__":
