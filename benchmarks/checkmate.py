@@ -1,11 +1,12 @@
 """Checkmate's experiments on its own graphs: Table 2, the curves of figure 5, the batches of figure 6, appendix A.
 
-    python benchmarks/checkmate.py --graphs DIR [--limit 20] [--only REGEX] [--flops] [--results FILE.json]
+    python benchmarks/checkmate.py --graphs DIR [--limit 20] [--only REGEX] [--solvers REGEX] [--no-batches]
+                                   [--flops] [--results FILE.json]
 
 DIR holds the benchmark graphs as JSON. Each graph is solved at six budgets, spread evenly between what its largest
 operator needs and its peak without recomputation, by every heuristic of Table 1, by LP rounding, by Checkmate's own
-program in HiGHS, and by the default solver, whose schedules are the best known. Points that FILE.json has for at least
-this limit are not solved again. Ratios are costs against the best cost known, as geometric means over the
+program in HiGHS, and by the default solver, whose schedules are the best known. Points and batches that FILE.json has
+for at least this limit are not solved again. Ratios are costs against the best cost known, as geometric means over the
 budgets that a method keeps. Writes FILE.json, FILE-curves.png and FILE-batch.png. `--flops` takes floating-point
 operations as costs, for graphs that know them; the times of the collected Checkmate graphs are already costs.
 """
@@ -39,7 +40,8 @@ HEURISTICS = (
 )  # fmt: skip
 SOLVERS = (*HEURISTICS, "rounding", "checkmate", "auto")
 CURVES = ("auto", "checkmate", "rounding", "linearized_greedy", "linearized_sqrt", "ap_greedy", "ap_sqrt", "revolve")
-BATCH_SOLVERS = ("noremat", "ap_sqrt", "linearized_greedy", "rounding", "auto")
+BATCH_SOLVERS = ("noremat", "ap_sqrt", "linearized_greedy", "rounding", "checkmate", "auto")
+PUBLISHED_BATCHES = {"vgg19_b256": 289, "mobilenet_b512": 1105, "vgg_unet_b32": 61}  # where its text names them
 BATCH_BUDGET = 16 * 2**30  # the V100 of the paper's figure 6
 PAPER = {  # Table 2: AP sqrt(n), AP greedy, Griewank log n, two-phase LP rounding
     "mobilenet_b512": {"ap_sqrt": 1.14, "ap_greedy": 1.07, "revolve": 7.07, "rounding": 1.06},
@@ -66,18 +68,29 @@ class Point:
     limit_seconds: float
 
 
-def points_of(name: str, graph: Graph, limit: float, known: list[Point]) -> Iterator[Point]:
-    solved = {(point.graph, point.budget_bytes, point.solver): point for point in known}
+@dataclass(frozen=True)
+class Batch:
+    """The largest batch of one solver on one graph, with the seconds that it had for each batch tried."""
+
+    batch: int
+    limit_seconds: float
+
+
+def points_of(
+    name: str, graph: Graph, limit: float, solvers: str, known: dict[tuple[str, int, str], Point]
+) -> Iterator[Point]:
+    """The points of a graph, in order: those known for long enough, or of solvers not asked for, as they are."""
     peak = simulate(graph, baseline(graph)).peak_bytes
     needed = surely_needed_bytes(graph)
     for share in SHARES:
         problem = Problem(graph, needed + int(share * (peak - needed)))
         for solver in SOLVERS:
-            if not make_solver(solver).applicable(problem):
-                continue
-            before = solved.get((name, problem.budget_bytes, solver))
-            if before is not None:
+            before = known.get((name, problem.budget_bytes, solver))
+            asked = re.search(solvers, solver) and make_solver(solver).applicable(problem)
+            if before is not None and (before.limit_seconds >= limit or not asked):
                 yield before
+                continue
+            if not asked:
                 continue
             to_the_proof = {"gap": 0.0} if solver == "auto" else {}
             solution = solve(problem, solver, time_limit=limit, **to_the_proof)
@@ -133,12 +146,15 @@ def print_gaps() -> dict[str, float]:
     return gaps
 
 
-def batches_of(graph: Graph, captured: int, limit: float) -> dict[str, int]:
+def batches_of(graph: Graph, captured: int, limit: float, solvers: str, known: dict[str, Batch]) -> dict[str, Batch]:
     """Figure 6: the largest batch in 16 GiB with at most one more forward pass."""
-    return {
-        solver: max_batch(graph, BATCH_BUDGET, captured=captured, solver=solver, time_limit=limit).batch
-        for solver in BATCH_SOLVERS
-    }
+    found = dict(known)
+    for solver in BATCH_SOLVERS:
+        before = found.get(solver)
+        if re.search(solvers, solver) and (before is None or before.limit_seconds < limit):
+            batch = max_batch(graph, BATCH_BUDGET, captured=captured, solver=solver, time_limit=limit).batch
+            found[solver] = Batch(batch, limit)
+    return {solver: found[solver] for solver in BATCH_SOLVERS if solver in found}
 
 
 def curves(points: list[Point]) -> list[Panel]:
@@ -164,6 +180,8 @@ def main() -> None:
     parser.add_argument("--graphs", type=Path, required=True, metavar="DIR", help="folder of benchmark graphs")
     parser.add_argument("--limit", type=float, default=20.0, help="seconds for each solver at each budget")
     parser.add_argument("--only", default="", help="regular expression on the names of graphs")
+    parser.add_argument("--solvers", default="", help="regular expression on the names of solvers")
+    parser.add_argument("--no-batches", action="store_true", help="leave figure 6 as it is")
     parser.add_argument("--flops", action="store_true", help="take floating-point operations as costs")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / "checkmate.json")
     arguments = parser.parse_args()
@@ -174,38 +192,79 @@ def main() -> None:
     run(chosen, arguments)
 
 
-def known_results(arguments: argparse.Namespace) -> tuple[list[Point], dict[str, dict[str, int]]]:
-    """What earlier runs with the same costs and at least this limit have left."""
-    stored = json.loads(arguments.results.read_text()) if arguments.results.exists() else {}
-    if stored.get("flops") != arguments.flops:
-        return [], {}
-    points = (Point(**point) for point in stored["points"])
-    return [point for point in points if point.limit_seconds >= arguments.limit], stored["batches"]
+Known = tuple[dict[tuple[str, int, str], Point], dict[str, dict[str, Batch]]]
+
+
+def known_results(path: Path, flops: bool) -> Known:
+    """What earlier runs with the same costs have left."""
+    stored = json.loads(path.read_text()) if path.exists() else {}
+    if stored.get("flops") != flops:
+        return {}, {}
+    points = {(p["graph"], p["budget_bytes"], p["solver"]): Point(**p) for p in stored["points"]}
+    batches = {
+        name: {solver: Batch(**found) for solver, found in row.items()} for name, row in stored["batches"].items()
+    }
+    return points, batches
 
 
 def run(chosen: list[str], arguments: argparse.Namespace) -> None:
-    known, batches = known_results(arguments)
-    points: list[Point] = [point for point in known if point.graph not in chosen]
+    known, batches = known_results(arguments.results, arguments.flops)
     kept = {"flops": arguments.flops, "integrality_gaps": print_gaps()}
     print(f"\nExtra time in percent\n{'graph':16} {'budget':>7} {' '.join(f'{solver[:10]:>10}' for solver in SOLVERS)}")
+
+    def save() -> None:
+        plain_batches = {name: {solver: asdict(b) for solver, b in row.items()} for name, row in batches.items()}
+        document = {**kept, "points": [asdict(point) for point in known.values()], "batches": plain_batches}
+        write_text(arguments.results, json.dumps(document, indent=1))
+
     for name in chosen:
         graph = load_graph(arguments.graphs / f"cm_{name}_train.json", plain=True).graph
         graph = with_flop_costs(graph) if arguments.flops else graph
-        for point in points_of(name, graph, arguments.limit, known):
+        points = []
+        for point in points_of(name, graph, arguments.limit, arguments.solvers, known):
+            known[point.graph, point.budget_bytes, point.solver] = point
             points.append(point)
-            if point.solver == SOLVERS[-1]:
-                print(line([p for p in points if (p.graph, p.budget_bytes) == (name, point.budget_bytes)]), flush=True)
-        if name not in batches:
-            batches[name] = batches_of(graph, int(name.rpartition("_b")[2]), arguments.limit)
-        print(f"{name:16} batches: {', '.join(f'{solver} {batch}' for solver, batch in batches[name].items())}")
-        document = {**kept, "points": [asdict(point) for point in points], "batches": batches}
-        write_text(arguments.results, json.dumps(document, indent=1))
+            save()
+        for budget in dict.fromkeys(point.budget_bytes for point in points):
+            print(line([point for point in points if point.budget_bytes == budget]), flush=True)
+        if not arguments.no_batches:
+            batch = int(name.rpartition("_b")[2])
+            batches[name] = batches_of(graph, batch, arguments.limit, arguments.solvers, batches.get(name, {}))
+            save()
+            found = ", ".join(f"{solver} {found.batch}" for solver, found in batches[name].items())
+            print(f"{name:16} batches: {found}")
+    report(list(known.values()), batches, arguments.results.with_suffix(""))
+
+
+def report(points: list[Point], batches: dict[str, dict[str, Batch]], stem: Path) -> None:
+    """Table 2 and the pictures."""
     print_table(points)
-    stem = arguments.results.with_suffix("")
-    limits = sorted({point.limit_seconds for point in points})
-    title = f"checkmate: its program by HiGHS; auto: ours; {' or '.join(f'{limit:g}' for limit in limits)} s a point"
+    title = f"figure 5; checkmate: its program by HiGHS; auto: ours; {limits_of(points)}"
     draw_curves(curves(points), f"{stem}-curves.png", x="budget, GiB", y="extra time, %", logarithmic=True, title=title)
-    draw_bars(batches, f"{stem}-batch.png", y="largest batch in 16 GiB")
+    bars = {name: {solver: found.batch for solver, found in row.items()} for name, row in batches.items()}
+    for name, published in PUBLISHED_BATCHES.items():
+        if name in bars:
+            bars[name]["checkmate, published"] = published
+    seconds = sorted({found.limit_seconds for row in batches.values() for found in row.values()})
+    draw_bars(
+        bars,
+        f"{stem}-batch.png",
+        y="largest batch in 16 GiB",
+        title="figure 6, at most one more forward pass; checkmate: its program by HiGHS; auto: ours; "
+        f"{' or '.join(f'{limit:g}' for limit in seconds)} s for each batch tried, on a machine that others used",
+    )
+
+
+def limits_of(points: list[Point]) -> str:
+    """Which solvers had how many seconds a point."""
+    by_limit: dict[tuple[float, ...], list[str]] = {}
+    for solver in CURVES:
+        limits = sorted({point.limit_seconds for point in points if point.solver == solver})
+        by_limit.setdefault(tuple(limits), []).append(solver)
+    return "; ".join(
+        f"{', '.join(solvers)}: {' or '.join(f'{limit:g}' for limit in limits)} s a point"
+        for limits, solvers in by_limit.items()
+    )
 
 
 if __name__ == "__main__":

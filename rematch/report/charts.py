@@ -72,7 +72,7 @@ def draw_curves(
     save_figure(figure, path)
 
 
-def draw_bars(groups: Mapping[str, Mapping[str, float]], path: str | PathLike[str], *, y: str) -> None:
+def draw_bars(groups: Mapping[str, Mapping[str, float]], path: str | PathLike[str], *, y: str, title: str = "") -> None:
     """Draw a group of bars for each key, one bar for each name in it."""
     figure = new_figure(1.5 + 1.9 * max(1, len(groups)), 4.0)
     axes = figure.subplots()
@@ -86,6 +86,7 @@ def draw_bars(groups: Mapping[str, Mapping[str, float]], path: str | PathLike[st
         axes.bar_label(drawn, fmt="{:,.0f}", fontsize=7, padding=1)
     axes.set_xticks(range(len(groups)), list(groups))
     axes.set_ylabel(y)
+    axes.set_title(title, fontsize=9)
     _tidy(axes)
     _legend(figure, names)
     save_figure(figure, path)

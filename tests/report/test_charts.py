@@ -35,7 +35,12 @@ def test_a_panel_may_measure_something_else_and_the_picture_has_a_title(tmp_path
 
 
 def test_bars_are_labelled_with_their_heights(tmp_path: Path) -> None:
-    draw_bars({"U-Net": {"plain": 26, "auto": 1066}, "VGG": {"auto": 333}}, tmp_path / "a.svg", y="largest batch")
+    draw_bars(
+        {"U-Net": {"plain": 26, "auto": 1066}, "VGG": {"auto": 333}},
+        tmp_path / "a.svg",
+        y="largest batch",
+        title="who ran",
+    )
     text = (tmp_path / "a.svg").read_text()
     for part in ("U-Net", "VGG", "26", "1,066", "333", "plain", "auto", "largest batch"):
         assert f"<!-- {part} -->" in text

@@ -24,7 +24,7 @@ ABSENT = -1  # in place of a column: no such term
 # The rule of HiGHS's presolve that substitutes columns by equations, as a bit of its option: with it, versions 1.11 to
 # 1.13 call some tiny programs with whole columns infeasible, or a dearer point the cheapest.
 _AGGREGATOR = 1 << 12
-_INTERIOR_FROM = 50_000  # columns: an interior point method is faster than the simplex from here on, on epoch models
+_INTERIOR_FROM = 30_000  # columns: an interior point method is faster than the simplex from here on, on epoch models
 
 
 class LinearModel:
