@@ -95,6 +95,15 @@ def test_pins_and_checkpoints_are_passed_on() -> None:
     assert refused.exit_code == 2 and "did you mean 'replace'" in refused.stderr
 
 
+def test_host_memory_is_planned_with_the_link_of_a_device_that_is_not_here() -> None:
+    arguments = ["our_models.py:make", "--budget", "70%", "--device", "h200", "--offload", "1GiB", "--time-limit", "2"]
+    result = rematch("plan", *arguments)
+    assert result.exit_code == 0, result.output
+    assert "up to 1.00 GiB of host memory, 55 GB/s out and 55 GB/s back" in " ".join(result.stdout.split())
+    assert rematch("report", *arguments, "-o", "moving.html").exit_code == 0
+    assert "GB/s out" in Path("moving.html").read_text()
+
+
 def test_the_loss_in_slices_is_planned_and_asked_about() -> None:
     peaks = [
         data_of(rematch("memory", "our_models.py:language", "--chunk-loss", slices, "--json"))["peak_bytes"]

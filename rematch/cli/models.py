@@ -33,7 +33,6 @@ _FORM = "write it as package.module:function or file.py:function"
 _KEEP = "A pattern of submodules or operators that are never recomputed. Repeatable."
 _RECOMPUTE = "A pattern of submodules or operators that are always recomputed. Repeatable."
 _CHECKPOINTS = "What becomes of regions under torch.utils.checkpoint in the model: respect or replace."
-_OFFLOAD = "How much host memory values may move to, such as 32GiB."
 _MOST_FILES = 50  # that completion reads
 
 
@@ -105,6 +104,7 @@ EngineName = Annotated[
 ChunkLoss = Annotated[
     int, typer.Option(min=1, help="Run the head and its cross entropy in so many slices of the tokens.")
 ]
+Offload = Annotated[str | None, typer.Option(help="How much host memory values may move to, such as 32GiB.")]
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Plan anew, whatever earlier runs found.")]
 
 
@@ -129,7 +129,7 @@ def plan(
     recompute: Annotated[list[str] | None, typer.Option(metavar="PATTERN", help=_RECOMPUTE)] = None,
     checkpoints: Annotated[str | None, typer.Option(help=_CHECKPOINTS)] = None,
     chunk_loss: ChunkLoss = 1,
-    offload: Annotated[str | None, typer.Option(help=_OFFLOAD)] = None,
+    offload: Offload = None,
     no_cache: NoCache = False,
     json_output: Json = False,
     output: Annotated[Path | None, typer.Option("-o", "--output", metavar="PLAN", help="Save the plan here.")] = None,

@@ -14,6 +14,7 @@ from rematch.cli.models import (
     DeviceName,
     EngineName,
     NoCache,
+    Offload,
     Option,
     SolverName,
     complete_model,
@@ -68,6 +69,7 @@ def report(
     time_limit: Annotated[float, typer.Option(help="Search for at most this many seconds, for each budget.")] = 60.0,
     option: Option = None,
     chunk_loss: ChunkLoss = 1,
+    offload: Offload = None,
     no_cache: NoCache = False,
     plain: Plain = False,
     plugin: Plugin = None,
@@ -86,7 +88,7 @@ def report(
     run_plugin(plugin)
     told = True
     if is_model(what):
-        chosen_options = {"cache": not no_cache, "chunk_loss": chunk_loss}
+        chosen_options = {"cache": not no_cache, "chunk_loss": chunk_loss, "offload": offload or False}
         known = plan_of_model(what, _required(budget), device, engine, solver, time_limit, option, **chosen_options)
     elif is_plan(data := read_json(what)):
         if budget is not None:

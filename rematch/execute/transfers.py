@@ -131,8 +131,11 @@ class _Buffer:
 
 
 def _check(status: Any) -> None:
-    if int(status) != 0:
-        raise RuntimeError(f"CUDA cannot pin this memory (error {int(status)}); see `ulimit -l`")
+    if int(status) == 0:
+        return
+    with suppress(Exception):  # CUDA tells its last error to whoever launches a kernel next
+        torch.ones(1, device="cuda")
+    raise RuntimeError(f"CUDA cannot pin this memory (error {int(status)}); see `ulimit -l`")
 
 
 class Transfers:
