@@ -4,7 +4,8 @@
 
 From below by what first computations need whatever is recomputed (`least_memory`) and by the linear relaxation of the
 epoch model, which halves the range in between; from above by local search for budgets that fall step by step
-(`descent`). On tiny graphs the exhaustive search does both, down to the byte.
+(`descent`) and by schedules that keep what minimum cuts say (`frugal`). On tiny graphs the exhaustive search does both,
+down to the byte.
 """
 
 from __future__ import annotations
@@ -14,16 +15,18 @@ from dataclasses import dataclass
 from rematch.graph import Graph, Schedule, baseline, simulate
 from rematch.solvers.base import Deadline, Problem
 from rematch.solvers.common.highs import minimise
-from rematch.solvers.common.least_memory import most_needed_bytes
+from rematch.solvers.common.least_memory import finally_needed_bytes, most_needed_bytes
 from rematch.solvers.common.precedence import Precedence
 from rematch.solvers.default.descent import Descent
 from rematch.solvers.default.epoch_model import EpochModel, Refinement
 from rematch.solvers.default.epochs import first_moments
+from rematch.solvers.default.frugal import frugal_schedule
 from rematch.solvers.exhaustive import MOST_OPERATORS, leanest_schedule
 
 _CLOSE = 0.005  # of the budget: the range is not narrowed further than this
 _FIRST_SHARE = 0.4  # of the time, to search before anything is proved: little time is best spent so
 _CUTS_SHARE = 0.3  # of the time left then, for the cuts
+_FRUGAL_SHARE = 0.5  # of the time left then, for schedules from cuts
 _PROGRAMS_SHARE = 0.4  # of the time left then, for linear programs
 _MOMENTS = 8  # at which the program that proves a budget impossible enforces memory
 _FIRST_MOVES = 10_000  # of local search, before the first look at the clock
@@ -40,8 +43,8 @@ class BudgetRange:
 
 
 def surely_needed_bytes(graph: Graph) -> int:
-    """A budget below this is impossible in any order: the largest operator, or all that must be alive at the end."""
-    return max(graph.largest_op_bytes, graph.end_bytes)
+    """A budget below this is impossible in any order: the largest operator, or what must be alive towards the end."""
+    return max(graph.largest_op_bytes, graph.end_bytes, finally_needed_bytes(graph))
 
 
 def smallest_budget(graph: Graph, deadline: Deadline, *, seed: int = 0, exhaustive: bool = True) -> BudgetRange:
@@ -58,17 +61,37 @@ def smallest_budget(graph: Graph, deadline: Deadline, *, seed: int = 0, exhausti
     descent = Descent(Problem(graph, impossible + 1), seed=seed)
     descent.run(_FIRST_MOVES)  # whatever loading compiled code takes, some moves are made
     _descend(descent, impossible, deadline.within(_FIRST_SHARE * deadline.remaining))
+    possible, schedule = descent.peak_bytes, descent.leanest
     if not deadline.expired:
         precedence = Precedence.of(graph)
         needed = most_needed_bytes(precedence, deadline.within(_CUTS_SHARE * deadline.remaining))
+        impossible = max(impossible, needed - 1)
+        frugal = _leanest_frugal(
+            precedence, impossible, descent.peak_bytes, deadline.within(_FRUGAL_SHARE * deadline.remaining)
+        )
+        if frugal is not None:
+            possible, schedule = simulate(graph, frugal).peak_bytes, frugal
         impossible = _raise_impossible(
-            precedence,
-            max(impossible, needed - 1),
-            descent.peak_bytes,
-            deadline.within(_PROGRAMS_SHARE * deadline.remaining),
+            precedence, impossible, possible, deadline.within(_PROGRAMS_SHARE * deadline.remaining)
         )
     _descend(descent, impossible, deadline)
-    return BudgetRange(impossible, descent.peak_bytes, descent.leanest)
+    if descent.peak_bytes < possible:
+        possible, schedule = descent.peak_bytes, descent.leanest
+    return BudgetRange(impossible, possible, schedule)
+
+
+def _leanest_frugal(precedence: Precedence, impossible: int, possible: int, deadline: Deadline) -> Schedule | None:
+    """The schedule for the smallest budget, of those that halve the range, that `frugal` finds one for."""
+    leanest: Schedule | None = None
+    failed, budget = impossible, impossible + 1
+    while possible - failed > max(1, _CLOSE * possible) and not deadline.expired:
+        found = frugal_schedule(Problem(precedence.graph, budget), deadline, precedence)
+        if found is None:
+            failed = budget
+        else:
+            leanest, possible = found, simulate(precedence.graph, found).peak_bytes
+        budget = (failed + possible) // 2
+    return leanest
 
 
 def _descend(descent: Descent, impossible: int, deadline: Deadline) -> None:

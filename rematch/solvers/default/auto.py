@@ -11,11 +11,12 @@ which takes well under a second (`exhaustive=False` leaves that out, so that the
 whose optimum is known).
 
 If nothing is found by then and nothing proved, the solver asks whether some first computation needs more than the
-budget whatever is recomputed (`least_memory`). If not, published methods that need little time are asked in turn (tree
-decompositions, checkpoints, chains of blocks), each for a share of the time, and a second local search makes two passes
-through each stage, for budgets that no single pass can keep, while a third lowers the budget step by step (`descent`).
-Where nothing was found, the last part of the time goes to saying which budgets can be kept. The solution's log tells
-what was tried, what it found, and why the search ended.
+budget whatever is recomputed (`least_memory`). If not, a schedule is made that keeps what minimum cuts say (`frugal`),
+or published methods that need little time are asked in turn (tree decompositions, checkpoints, chains of blocks), each
+for a share of the time, and a second local search makes two passes through each stage, for budgets that no single pass
+can keep, while a third lowers the budget step by step (`descent`). Where nothing was found, the last part of the time
+goes to saying which budgets can be kept. The solution's log tells what was tried, what it found, and why the search
+ended.
 
 The search ends when schedule and bound are within `gap` points of extra time of each other, when what the bound leaves
 to gain is worth less than the wait (`incumbent` weighs the two), or at the deadline. `gap=0` searches for the proof
@@ -62,6 +63,7 @@ from rematch.solvers.common.pruning import offer_in_default_order
 from rematch.solvers.default.anneal import Anneal
 from rematch.solvers.default.descent import Descent
 from rematch.solvers.default.epochs import relax_epochs, search_epochs
+from rematch.solvers.default.frugal import frugal_schedule
 from rematch.solvers.default.greedy import Greedy, greedy_schedule
 from rematch.solvers.default.orders import any_order_bound, lighter_order
 from rematch.solvers.exhaustive import Exhaustive
@@ -263,6 +265,13 @@ def _ask_others(incumbent: Incumbent) -> None:
     """If there is no schedule: first computations may need too much; then published methods, until one finds some."""
     if incumbent.schedule is None and not incumbent.over:
         _look_for_a_proof(incumbent)
+    if incumbent.schedule is None and not incumbent.over:
+        deadline = incumbent.deadline.within(_OTHERS_SHARE * incumbent.deadline.remaining)
+        frugal = frugal_schedule(incumbent.problem, deadline)
+        if frugal is None:
+            incumbent.tell("frugal", "no schedule within the budget")
+        else:
+            offer_in_default_order(incumbent, frugal.ops, "frugal")
     for name in _OTHERS:
         solver = make_solver(name)
         if incumbent.schedule is not None or incumbent.over or not solver.applicable(incumbent.problem):

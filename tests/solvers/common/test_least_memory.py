@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from rematch.graph import Graph, Op, Phase, Value
 from rematch.graph.generators import gpt
 from rematch.solvers import Deadline, Problem
-from rematch.solvers.common.least_memory import most_needed_bytes, needed_bytes
+from rematch.solvers.common.least_memory import finally_needed_bytes, most_needed_bytes, needed_bytes
 from rematch.solvers.common.precedence import Precedence
 from rematch.solvers.exhaustive import min_budget
 from rematch.solvers.minimum import surely_needed_bytes
@@ -59,6 +59,25 @@ def test_what_is_held_counts_from_the_loss_on() -> None:
 def test_on_training_graphs_it_proves_more_than_the_largest_operator() -> None:
     graph = gpt(layers=2)
     assert needed(graph) > 1.1 * surely_needed_bytes(graph)
+
+
+@given(tiny_problems())
+@settings(max_examples=100)
+def test_the_last_runs_of_what_lasts_need_no_more_than_any_schedule(problem: Problem) -> None:
+    assert finally_needed_bytes(problem.graph) <= min_budget(problem.graph, "any")
+
+
+def test_gradients_add_up_beside_what_the_last_of_them_is_made_from() -> None:
+    ops = (
+        Op("x", 1.0, (), (0,)),
+        Op("large", 1.0, (0,), (1,)),
+        Op("left", 1.0, (1,), (2,)),
+        Op("right", 1.0, (0,), (3,)),
+    )
+    values = (Value("x", 4), Value("large", 9), Value("left", 2), Value("right", 2))
+    graph = Graph(ops, values, targets=frozenset({2, 3}))
+    assert finally_needed_bytes(graph) == 9 + 2  # left first, then right beside it with x: 2 + 4 + 2
+    assert finally_needed_bytes(replace(graph, targets=frozenset({1, 2, 3}))) == 9 + 2 + 4  # right beside large
 
 
 def test_enough_and_time_end_the_search() -> None:
