@@ -166,8 +166,10 @@ def test_the_log_tells_what_each_part_contributed(threads: int) -> None:
     assert best[-1] == pytest.approx(seconds_of(problem, solution))
 
 
-def without_our_own_methods(monkeypatch: pytest.MonkeyPatch) -> Auto:
-    """Greedy, local search and relaxation find nothing and prove nothing."""
+def without_our_own_methods(monkeypatch: pytest.MonkeyPatch, *, frugal: bool = False) -> Auto:
+    """Greedy, local search and relaxation find nothing and prove nothing; nor do cuts, unless `frugal`."""
+    if not frugal:
+        monkeypatch.setattr("rematch.solvers.default.auto.frugal_schedule", lambda problem, deadline: None)
     for search in ("relax_epochs", "search_epochs"):
         monkeypatch.setattr(f"rematch.solvers.default.auto.{search}", lambda incumbent, **options: ())
     monkeypatch.setattr(
@@ -181,6 +183,7 @@ def test_asks_published_methods_in_turn_until_one_finds_a_schedule(monkeypatch: 
     solution = solve(of_baseline(chain(20), 60), without_our_own_methods(monkeypatch), time_limit=20.0)
     assert solution.schedule is not None
     assert [(progress.solver, progress.best_seconds is None) for progress in solution.log] == [
+        ("frugal", True),
         ("noremat", True),
         ("twremat", False),
         ("auto", False),
@@ -192,6 +195,12 @@ def test_each_method_it_asks_helps_out(name: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("rematch.solvers.default.auto._OTHERS", (name,))
     solution = solve(of_baseline(chain(20), 60), without_our_own_methods(monkeypatch), time_limit=20.0)
     assert [progress.solver for progress in solution.log if progress.best_seconds is not None] == [name, "auto"]
+
+
+def test_cuts_help_out_before_published_methods_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    solver = without_our_own_methods(monkeypatch, frugal=True)
+    solution = solve(of_baseline(chain(20), 60), solver, time_limit=20.0)
+    assert [progress.solver for progress in solution.log if progress.best_seconds is not None] == ["frugal", "auto"]
 
 
 def test_asks_no_one_else_once_a_schedule_is_known() -> None:
