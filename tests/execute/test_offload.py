@@ -161,6 +161,16 @@ def test_trains_to_the_bit_within_both_budgets(family: str, engine: str) -> None
     assert host_of(module).lent_bytes == 0
 
 
+@pytest.mark.parametrize("engine", [TAPE, REPLAY])
+def test_moves_and_recomputes_in_one_step(mlp: nn.Module, batch: torch.Tensor, engine: str) -> None:
+    """There is host memory for four small values: what else does not fit runs again, from what comes back."""
+    module = moving(mlp, batch, budget="60%", offload=4 * batch.nbytes, engine=engine)
+    plan = rematch.plans_of(module)[-1]
+    assert plan.recomputed and plan.moved is not None and plan.moved.host_bytes <= 4 * batch.nbytes
+    assert_trains_alike(module, mlp, batch, loss)
+    assert host_of(module).taken_bytes <= 4 * batch.nbytes
+
+
 @pytest.fixture
 def mlp() -> nn.Module:
     torch.manual_seed(0)
