@@ -247,6 +247,8 @@ class Row:
     engine: str = ""
     plan_seconds: float = 0.0
     equal: bool | None = None  # loss and gradients of a step to the bit; None where eager does not repeat itself
+    host_mib: float = 0.0  # that the plan moves to host memory
+    stall_pct: float = 0.0  # of a plain step, that the plan waits for copies
 
 
 def flowing_ms(trial: Trial, sample: Any) -> float:
@@ -286,14 +288,26 @@ def budget_of(point: str, rows: list[Row]) -> int:
     return int(float(point) / 100 * peak["eager"])
 
 
-def within(setting: Setting, model: nn.Module, sample: Any, budget: int, limit: float) -> tuple[nn.Module, int]:
-    """The model inside the budget, or inside the least one that its refusal names; and that budget."""
+def within(
+    setting: Setting, model: nn.Module, sample: Any, budget: int, limit: float, **options: Any
+) -> tuple[nn.Module, int]:
+    """The model inside the budget, or inside the least one that its refusal names; and that budget.
+
+    `options` are what `rematch.remat` takes besides.
+    """
     model.zero_grad(set_to_none=True)
 
     def planned(budget: int) -> nn.Module:
         with setting.context():
             return rematch.remat(
-                model, sample, budget=budget, loss=setting.loss, time_limit=limit, progress=False, cache=False
+                model,
+                sample,
+                budget=budget,
+                loss=setting.loss,
+                time_limit=limit,
+                progress=False,
+                cache=False,
+                **options,
             )
 
     try:
@@ -305,19 +319,28 @@ def within(setting: Setting, model: nn.Module, sample: Any, budget: int, limit: 
 
 
 def ours(
-    setting: Setting, model: nn.Module, sample: Any, point: str, rows: list[Row], limit: float, rounds: int
+    setting: Setting,
+    model: nn.Module,
+    sample: Any,
+    point: str,
+    rows: list[Row],
+    limit: float,
+    rounds: int,
+    method: str = "rematch",
+    **options: Any,
 ) -> Row:
     eager = Trial(model, setting.loss, setting.context)
     started = time.perf_counter()
-    inside, budget = within(setting, model, sample, budget_of(point, rows), limit)
+    inside, budget = within(setting, model, sample, budget_of(point, rows), limit, **options)
     plan_seconds = time.perf_counter() - started
     trial = Trial(inside, setting.loss, setting.context)
-    equal = same_outcome(trial, eager, sample) if same_outcome(eager, eager, sample) else None
+    comparable = "chunk_loss" not in options and same_outcome(eager, eager, sample)
+    equal = same_outcome(trial, eager, sample) if comparable else None
     plan = rematch.plans_of(inside)[-1]
     figures = plan.figures
     return measured(
         setting,
-        "rematch",
+        method,
         trial,
         eager,
         sample,
@@ -327,7 +350,9 @@ def ours(
         predicted_mib=(figures.peak_bytes or 0) / 2**20,
         predicted_pct=figures.overhead_pct,
         bound_pct=figures.lower_bound_pct,
-        engine=plan.engine if plan.recomputed else "plain",
+        engine=plan.engine if plan.recomputed or plan.moved else "plain",
+        host_mib=plan.moved.host_bytes / 2**20 if plan.moved else 0.0,
+        stall_pct=100 * plan.moved.stall_seconds / figures.baseline_seconds if plan.moved else 0.0,
         plan_seconds=plan_seconds,
         equal=equal,
     )
@@ -349,13 +374,9 @@ def run(setting: Setting, arguments: argparse.Namespace, rows: list[Row], keep: 
         return [row for row in rows if row.model == setting.name]
 
     def add(method: str, point: str, work: Callable[[], Row]) -> None:
-        try:
-            row = work()
-        except Exception as error:
-            row = Row(setting.name, method, point, failure=f"{type(error).__name__}: {str(error).splitlines()[0]}")
-        rows.append(row)
+        rows.append(attempted(setting.name, method, point, work))
         keep()
-        print(line(row), flush=True)
+        print(line(rows[-1]), flush=True)
         tidy()
 
     eager = Trial(model, setting.loss, setting.context)
@@ -380,6 +401,14 @@ def run(setting: Setting, arguments: argparse.Namespace, rows: list[Row], keep: 
         )
 
 
+def attempted(model: str, method: str, point: str, work: Callable[[], Row]) -> Row:
+    """The row, or one that says why there is none."""
+    try:
+        return work()
+    except Exception as error:
+        return Row(model, method, point, failure=f"{type(error).__name__}: {(str(error) or '-').splitlines()[0]}")
+
+
 def tidy() -> None:
     """Leave nothing of one measurement to the next."""
     torch._dynamo.reset()
@@ -402,6 +431,7 @@ def line(row: Row) -> str:
         f"predicted {shown(row.predicted_mib, '7.0f'):>7}  "
         f"extra {shown(row.measured_pct, '+.1f'):>6} predicted {shown(row.predicted_pct, '+.1f'):>6} "
         f"bound {shown(row.bound_pct, '+.1f'):>6} %  {row.engine} {row.plan_seconds:.1f} s {equal}"
+        + (f"  host {row.host_mib:.0f} MiB, waits {row.stall_pct:.1f} %" if row.host_mib else "")
     )
 
 
