@@ -290,7 +290,8 @@ class _Assembly:
     def _is_movable(self, storage: int) -> bool:
         info = self.storages[storage]
         maker = self.maker[storage]
-        if info.size_bytes < LEAST_MOVED_BYTES or info.device != self.device or maker >= self.recording.forward_until:
+        elsewhere = info.device != self.device and info.device.type != "meta"  # which stands for the device planned for
+        if info.size_bytes < LEAST_MOVED_BYTES or elsewhere or maker >= self.recording.forward_until:
             return False
         if storage in self.recording.outputs or storage in self.recording.roots:
             return False  # the user's own loss may save them

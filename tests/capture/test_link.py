@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from rematch import trace
 from rematch.capture import link as measuring
 from rematch.capture.devices import find_device, known_devices
 from rematch.capture.link import link_to, measured_speeds
@@ -62,3 +63,15 @@ def test_the_table_has_links_for_devices_that_are_not_here() -> None:
     assert link_to("a100", host_bytes=0).out_bytes_per_second == 27.5e9
     with pytest.raises(DeviceError, match="unknown device"):
         link_to("h2000", host_bytes=0)
+
+
+def test_values_without_data_can_move_where_real_ones_can() -> None:
+    """A module on the "meta" device is planned for a device that is not here, and what moves there is the same."""
+    movable = []
+    for device in ("meta", "cpu"):
+        with torch.device(device):
+            net = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64))
+            sample = torch.zeros(512, 64)
+        graph = trace(net, sample, loss=lambda output: output.square().mean(), device="h200")
+        movable.append([value.name for value in graph.values if value.movable and not value.resident])
+    assert movable[0] == movable[1] != []
