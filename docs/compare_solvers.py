@@ -55,6 +55,8 @@ class Row:
     extra_percent: float | None
     bound_percent: float | None
     solve_seconds: float
+    date: str
+    load_average: float | None  # of the last minute, None where it was not noted
 
     @property
     def key(self) -> tuple[str, int, str]:
@@ -63,8 +65,9 @@ class Row:
 
 def run(name: str, graph: Graph, percent: int, solver: str, limit: float) -> Row:
     problem = Problem(graph, simulate(graph, baseline(graph)).peak_bytes * percent // 100)
+    today, load = date.today().isoformat(), os.getloadavg()[0]
     if not make_solver(solver).applicable(problem):
-        return Row(name, percent, solver, limit, "refused", None, None, 0.0)
+        return Row(name, percent, solver, limit, "refused", None, None, 0.0, today, load)
     to_the_proof = {"gap": 0.0} if solver == "auto" else {}
     solution = solve(problem, solver, time_limit=limit, **to_the_proof)
 
@@ -73,7 +76,7 @@ def run(name: str, graph: Graph, percent: int, solver: str, limit: float) -> Row
 
     best = None if solution.schedule is None else simulate(graph, solution.schedule).seconds
     bound, status = extra(solution.lower_bound_seconds), solution.status.value
-    return Row(name, percent, solver, limit, status, extra(best), bound, solution.solve_seconds)
+    return Row(name, percent, solver, limit, status, extra(best), bound, solution.solve_seconds, today, load)
 
 
 def cases(only: str) -> Iterator[tuple[str, Graph, int, str]]:
@@ -105,6 +108,19 @@ def markdown(rows: Sequence[Row], about: str) -> str:
         median = f"{statistics.median(spent):.1f}" if spent else ""
         lines.append(f"| `{solver}` | " + " | ".join(map(one_mark_if_alike, cells)) + f" | {median} |")
     return "\n".join(lines) + "\n"
+
+
+def conditions(rows: Sequence[Row]) -> str:
+    """Under which limits, when and beside how much other work the rows were made."""
+    limits = " or ".join(f"{limit:g}" for limit in sorted({row.limit_seconds for row in rows}))
+    lines = [f"Limit {limits} s a case on {os.cpu_count()} cores; the last column is the median time."]
+    for day in sorted({row.date for row in rows}):
+        of_day = [row for row in rows if row.date == day]
+        solvers = ", ".join(f"`{name}`" for name in solver_names() if any(row.solver == name for row in of_day))
+        loads = [row.load_average for row in of_day if row.load_average is not None]
+        load = f"load average {min(loads):.0f} to {max(loads):.0f}" if loads else "load average not noted"
+        lines.append(f"{day} ({load}): {solvers}.")
+    return "\n".join(lines)
 
 
 def cell(row: Row | None) -> str:
@@ -202,9 +218,8 @@ def main() -> None:
             )
             keep(list(rows.values()), path)
     shown = [row for row in rows.values() if row.solver in solver_names()]
-    limits = sorted({row.limit_seconds for row in shown})
-    about = f"Limit {' or '.join(f'{limit:g}' for limit in limits)} s a case; the last column is the median time."
-    PAGE.write_text(TABLE.sub(lambda _: markdown(shown, about), PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    page = TABLE.sub(lambda _: markdown(shown, conditions(shown)), PAGE.read_text(encoding="utf-8"))
+    PAGE.write_text(page, encoding="utf-8")
     draw(shown)
 
 

@@ -86,10 +86,13 @@ class Spine:
 
 
 def path_decomposition(readers: Readers, deadline: Deadline | None = None) -> PathDecomposition:
-    """The narrowest that a few greedy orders lead to, without bags inside others; one order if the deadline expires."""
+    """The narrowest that a few greedy orders lead to, without bags inside others.
+
+    When the deadline expires, no further order is begun, and the one at hand is ended in the order of the vertices.
+    """
     neighbours = undirected(readers)
     best: PathDecomposition | None = None
-    for order in _greedy_orders(neighbours):
+    for order in _greedy_orders(neighbours, deadline):
         found = decomposition_along(neighbours, order)
         if best is None or found.largest_bag < best.largest_bag:
             best = found
@@ -133,15 +136,15 @@ def shrunk(decomposition: PathDecomposition) -> PathDecomposition:
     )
 
 
-def _greedy_orders(neighbours: Readers) -> Iterator[list[int]]:
+def _greedy_orders(neighbours: Readers, deadline: Deadline | None) -> Iterator[list[int]]:
     """Orders from the ends of the graph, as far as two walks across it can tell, and from the first and last vertex."""
     if not neighbours:
         yield []
         return
-    yield greedy_order(neighbours, 0)
+    yield greedy_order(neighbours, 0, deadline)
     one_end = _walk(neighbours, 0)[-1]
     for start in sorted({one_end, _walk(neighbours, one_end)[-1], len(neighbours) - 1} - {0}):
-        yield greedy_order(neighbours, start)
+        yield greedy_order(neighbours, start, deadline)
 
 
 def _walk(neighbours: Readers, start: int) -> list[int]:
@@ -154,11 +157,11 @@ def _walk(neighbours: Readers, start: int) -> list[int]:
     return walk
 
 
-def greedy_order(neighbours: Readers, start: int) -> list[int]:
+def greedy_order(neighbours: Readers, start: int, deadline: Deadline | None = None) -> list[int]:
     """From `start` on, the vertex that leaves the fewest vertices open, which are those with neighbours to come.
 
     Of several, the one beside an open vertex with the fewest neighbours to come, then the one that brings the fewest
-    itself, then the one beside the oldest.
+    itself, then the one beside the oldest. Once the deadline has expired, the rest comes as it is numbered.
     """
     to_come = [len(row) for row in neighbours]  # neighbours of each vertex that the order does not have yet
     placed = [False] * len(neighbours)
@@ -183,7 +186,9 @@ def greedy_order(neighbours: Readers, start: int) -> list[int]:
                 open_ones.pop(other, None)
         if to_come[following] > 0:
             open_ones[following] = None
-        following = min(islice(candidates(), _MOST_CANDIDATES), key=cost, default=None)
+        following = None
+        if deadline is None or not deadline.expired:
+            following = min(islice(candidates(), _MOST_CANDIDATES), key=cost, default=None)
         if following is None:
             following = next((vertex for vertex in unplaced if not placed[vertex]), None)
     return order

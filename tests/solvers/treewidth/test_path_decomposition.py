@@ -8,10 +8,12 @@ from itertools import pairwise, permutations
 import pytest
 from hypothesis import given, strategies as st
 
+from rematch.solvers.base import Deadline
 from rematch.solvers.treewidth.path_decomposition import (
     PathDecomposition,
     Spine,
     decomposition_along,
+    greedy_order,
     path_decomposition,
     shrunk,
     spine_along,
@@ -237,3 +239,11 @@ def test_away_from_the_final_vertex_bags_lose_one(case: tuple[Readers, Spine], d
     left_over = sorted(set().union(*rest))  # has a spine of its own, if vertices of one end bag count as tied
     for one, other in pairwise(left_over):
         assert any({one, other} <= bag for bag in rest)
+
+
+def test_an_expired_deadline_ends_the_order_at_hand_as_vertices_are_numbered() -> None:
+    readers = [[1, 4], [2], [3], [], [5], []]
+    neighbours = undirected(readers)
+    assert greedy_order(neighbours, 4) != [4, 0, 1, 2, 3, 5]
+    assert greedy_order(neighbours, 4, Deadline(0.0)) == [4, 0, 1, 2, 3, 5]
+    assert path_decomposition(readers, Deadline(0.0)).covers(readers)
