@@ -71,6 +71,7 @@ class Row:
     reference_percent: float | None
     curve: list[tuple[float, float]]  # seconds, gap in points
     date: str = ""  # when it was solved
+    load: float | None = None  # processes that wanted to run on the machine meanwhile, the solver's own included
 
 
 def cases(folder: Path | None) -> Iterator[Case]:
@@ -210,6 +211,7 @@ def run(case: Case, solver: str, limit: float) -> Row:
         reference_percent=case.reference_percent,
         curve=curve,
         date=date.today().isoformat(),
+        load=os.getloadavg()[0],
     )
 
 
@@ -229,7 +231,7 @@ def gap_curve(solution: Solution, baseline_seconds: float) -> list[tuple[float, 
 
 HEADER = (
     f"{'graph':26} {'budget':>8} {'ops':>5} {'status':>10} {'TDI':>8} {'bound':>8} {'gap':>7} {'to best':>8} "
-    f"{'to proof':>8} {'peak':>6} {'published':>9}"
+    f"{'to proof':>8} {'peak':>6} {'published':>9} {'load':>5}"
 )
 
 
@@ -240,7 +242,8 @@ def line(row: Row) -> str:
     return (
         f"{row.name:26} {row.budget:>8} {row.operators:>5} {row.status:>10} {number(row.best_percent, 8)} "
         f"{number(row.bound_percent, 8)} {number(row.gap_points, 7)} {number(row.seconds_to_best, 8, 1)} "
-        f"{number(row.seconds_to_proof, 8, 1)} {number(row.peak_of_budget, 6)} {number(row.reference_percent, 9)}"
+        f"{number(row.seconds_to_proof, 8, 1)} {number(row.peak_of_budget, 6)} {number(row.reference_percent, 9)} "
+        f"{number(row.load, 5, 1)}"
     )
 
 
