@@ -20,7 +20,7 @@ from rematch.solvers.common.precedence import Precedence
 from rematch.solvers.default.descent import Descent
 from rematch.solvers.default.epoch_model import EpochModel, Refinement
 from rematch.solvers.default.epochs import first_moments
-from rematch.solvers.default.frugal import frugal_schedule
+from rematch.solvers.default.frugal import STYLES, frugal_schedule
 from rematch.solvers.exhaustive import MOST_OPERATORS, leanest_schedule
 
 _CLOSE = 0.005  # of the budget: the range is not narrowed further than this
@@ -83,14 +83,15 @@ def smallest_budget(graph: Graph, deadline: Deadline, *, seed: int = 0, exhausti
 def _leanest_frugal(precedence: Precedence, impossible: int, possible: int, deadline: Deadline) -> Schedule | None:
     """The schedule for the smallest budget, of those that halve the range, that `frugal` finds one for."""
     leanest: Schedule | None = None
-    failed, budget = impossible, impossible + 1
-    while possible - failed > max(1, _CLOSE * possible) and not deadline.expired:
-        found = frugal_schedule(Problem(precedence.graph, budget), deadline, precedence)
-        if found is None:
-            failed = budget
-        else:
-            leanest, possible = found, simulate(precedence.graph, found).peak_bytes
-        budget = (failed + possible) // 2
+    for style in STYLES:  # one after the other, as the first ones often suffice and a failure takes longest
+        failed, budget = impossible, impossible + 1
+        while possible - failed > max(1, _CLOSE * possible) and not deadline.expired:
+            found = frugal_schedule(Problem(precedence.graph, budget), deadline, precedence, [style])
+            if found is None:
+                failed = budget
+            else:
+                leanest, possible = found, simulate(precedence.graph, found).peak_bytes
+            budget = (failed + possible) // 2
     return leanest
 
 

@@ -20,6 +20,7 @@ Local search cannot reach such schedules: on a chain they recompute each operato
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
@@ -36,14 +37,20 @@ _MOST_FORBIDDEN = 1  # per stage on average
 _WEIGHTS = (3.0, 0.3, 0.03, 0.0)  # of running everything again, in budgets, when cuts are compared
 _ALIVE_ANYWAY = (0.01, 0.0, 1.0)  # of its bytes: the price of a value that the first computation before touches
 _MOST_OPERATORS = 3_000  # of a graph: tables of stages by operators and by values grow with the square
+STYLES = tuple(product(range(len(_WEIGHTS)), _ALIVE_ANYWAY))  # ways to price cuts, each best for some budgets
 
 
-def frugal_schedule(problem: Problem, deadline: Deadline, precedence: Precedence | None = None) -> Schedule | None:
+def frugal_schedule(
+    problem: Problem,
+    deadline: Deadline,
+    precedence: Precedence | None = None,
+    styles: Sequence[tuple[int, float]] = STYLES,
+) -> Schedule | None:
     """A schedule within the budget whose first computations follow the default order, or None."""
     if len(problem.graph.ops) > _MOST_OPERATORS:
         return None
     precedence = precedence or Precedence.of(problem.graph)
-    for first, alive_anyway in product(range(len(_WEIGHTS)), _ALIVE_ANYWAY):
+    for first, alive_anyway in styles:
         stages = _Stages(precedence, problem.budget_bytes, _WEIGHTS[first:], alive_anyway)
         schedule = _schedule(problem, stages, deadline)
         if schedule is not None or deadline.expired:
