@@ -16,6 +16,10 @@ that make or read it, in which it stays in memory or not.
     sum of the sizes in memory <= budget during each run
 
 With x whole, the least g that satisfy the rows are whole too, so that only x has to be.
+
+Schedules of groups recompute at the beginning of a group what is needed in the middle of it. With `at_any_time` what
+some schedule recomputes may also run right before any first computation that wants it. That is a much larger program,
+whose relaxation is still solved quickly; runs that the relaxation does not use are left out of the integer program.
 """
 
 from __future__ import annotations
@@ -26,34 +30,111 @@ from collections.abc import Sequence
 import numpy as np
 
 from rematch.graph import Graph
-from rematch.graph.model import Bools, Ints
+from rematch.graph.model import Bools, Floats, Ints
 from rematch.solvers.base import Deadline, Problem
 from rematch.solvers.common.highs import LinearModel, minimise
 
 _MOST_TERMS = 500_000  # of memory rows, all together: seconds to write down
+_MOST_RELAXED_TERMS = 150_000  # of a program whose relaxation chooses runs: larger ones choose too many
 _LEAST_GAIN = 1e-3  # points of extra time
+_USED = 1e-6  # of a run, in a relaxation
+
+Stages = list[set[int]]  # what is computed again before each first computation
 
 
 def best_of_union(
-    problem: Problem, sequences: Sequence[Ints], *, deadline: Deadline, known: Ints | None = None
+    problem: Problem,
+    sequences: Sequence[Ints],
+    *,
+    deadline: Deadline,
+    known: Ints | None = None,
+    at_any_time: bool = False,
 ) -> Ints | None:
     """The fastest runs found within the budget, each of which a sequence has, if they are faster than the `known` ones.
 
     First computations are in default order in every sequence, in `known`, which keeps the budget, and in what is
-    returned. None if nothing faster is found.
+    returned. With `at_any_time` a recomputation may also run before other first computations than in the sequences, as
+    the module says. None if nothing faster is found.
     """
     graph = problem.graph
-    stages = [stages_of(graph, sequence) for sequence in (*sequences, *(() if known is None else (known,)))]
-    runs: list[int] = []
-    start: list[bool] = []
-    place = graph.arrays.position.tolist()
-    for stage, op in enumerate(graph.order):
-        again = sorted(set[int]().union(*(others[stage] for others in stages)), key=place.__getitem__)
-        runs += [*again, op]
-        start += [*(other in stages[-1][stage] for other in again), True]
-    if _most_terms(graph, runs) > _MOST_TERMS:
+    own: Stages = [set() for _ in range(len(graph.ops) + 1)] if known is None else stages_of(graph, known)
+    stages = _joined([own, *(stages_of(graph, sequence) for sequence in sequences)])
+    if at_any_time:
+        stages = _used_by_relaxation(problem, _at_other_times(graph, stages), deadline)
+        stages = _joined([own, stages])
+    runs = _runs_in_turn(graph, stages)
+    if _most_terms(graph, runs) > _MOST_TERMS or deadline.expired:
         return None
-    return RunModel(graph, runs, problem.budget_bytes).best(deadline, None if known is None else start)
+    start = None if known is None else _taken(graph, stages, own)
+    return RunModel(graph, runs, problem.budget_bytes).best(deadline, start)
+
+
+def _joined(parts: Sequence[Stages]) -> Stages:
+    return [set[int]().union(*at_one_stage) for at_one_stage in zip(*parts, strict=True)]
+
+
+def _runs_in_turn(graph: Graph, stages: Stages) -> list[int]:
+    """Before each first computation, in default order, what is computed again there."""
+    place = graph.arrays.position.tolist()
+    runs: list[int] = []
+    for stage, op in enumerate(graph.order):
+        runs += [*sorted(stages[stage], key=place.__getitem__), op]
+    return runs
+
+
+def _taken(graph: Graph, stages: Stages, own: Stages) -> list[bool]:
+    """For each of the runs in turn, whether it is a first computation or among a schedule's `own`."""
+    place = graph.arrays.position.tolist()
+    taken: list[bool] = []
+    for stage in range(len(graph.order)):
+        taken += [*(op in own[stage] for op in sorted(stages[stage], key=place.__getitem__)), True]
+    return taken
+
+
+# --- other times ------------------------------------------------------------------------------------------------------
+
+
+def _at_other_times(graph: Graph, stages: Stages) -> Stages:
+    """All that is computed again at some stage, also at others: where the first computation reads what it makes, or
+    something else that is computed again there does, and so on as many steps back as the program may be large."""
+    again = set[int]().union(*stages)
+    wider = stages
+    while True:
+        wanted = [_makers_wanted(graph, again, stage, found) for stage, found in enumerate(wider[: len(graph.order)])]
+        if not any(wanted):
+            return wider
+        candidate = [found | more for found, more in zip(wider, [*wanted, set[int]()], strict=True)]
+        if _most_terms(graph, _runs_in_turn(graph, candidate)) > _MOST_RELAXED_TERMS:
+            return wider
+        wider = candidate
+
+
+def _makers_wanted(graph: Graph, again: set[int], stage: int, found: set[int]) -> set[int]:
+    """What makes an input of a stage's runs and may be computed again there, but is not."""
+    a = graph.arrays
+    makers = {int(a.producer[value]) for op in (graph.order[stage], *found) for value in graph.ops[op].inputs}
+    return {op for op in makers & again if op not in found and a.first_stage[op] <= stage <= a.last_stage[op]}
+
+
+def _used_by_relaxation(problem: Problem, stages: Stages, deadline: Deadline) -> Stages:
+    """Runs that the program takes at least in part when they need not be whole; none without an answer in time."""
+    graph = problem.graph
+    runs = _runs_in_turn(graph, stages)
+    if _most_terms(graph, runs) > _MOST_TERMS:
+        return [set() for _ in stages]
+    shares = RunModel(graph, runs, problem.budget_bytes).relaxed(deadline)
+    used: Stages = [set() for _ in stages]
+    if shares is None:
+        return used
+    place = graph.arrays.position.tolist()
+    at = 0
+    for stage in range(len(graph.order)):
+        for op in sorted(stages[stage], key=place.__getitem__):
+            if shares[at] > _USED:
+                used[stage].add(op)
+            at += 1
+        at += 1
+    return used
 
 
 def _most_terms(graph: Graph, runs: Sequence[int]) -> int:
@@ -66,9 +147,9 @@ def _most_terms(graph: Graph, runs: Sequence[int]) -> int:
     return sum(last[value] - first[value] + 1 for value in last if graph.arrays.producer[value] >= 0)
 
 
-def stages_of(graph: Graph, sequence: Ints) -> list[set[int]]:
+def stages_of(graph: Graph, sequence: Ints) -> Stages:
     """What a sequence computes again before each first computation; after the last there is nothing left to do."""
-    again: list[set[int]] = [set() for _ in range(len(graph.ops) + 1)]
+    again: Stages = [set() for _ in range(len(graph.ops) + 1)]
     stage, seen = 0, set[int]()
     for op in sequence.tolist():
         if op in seen:
@@ -104,6 +185,12 @@ class RunModel:
             return None
         taken: Ints = np.array(self._runs, dtype=np.int32)[found.point[self._x] > 0.5]
         return taken
+
+    def relaxed(self, deadline: Deadline) -> Floats | None:
+        """How much of each run is taken when runs need not be whole; None if no schedule keeps the budget, or no time
+        is left."""
+        found = minimise(self._program, deadline=deadline, relaxed=True)
+        return found.point[self._x] if found.point is not None and found.finished else None
 
     def _events(self) -> list[list[tuple[int, bool]]]:
         """Per value, the runs that read or make it, in turn, and whether they make it; the loss reads what is held."""

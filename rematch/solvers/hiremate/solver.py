@@ -41,19 +41,14 @@ from itertools import chain, product
 import numpy as np
 
 from rematch.errors import SolverError
-from rematch.graph import Graph, Schedule, baseline, simulate
+from rematch.graph import Graph, baseline, simulate
 from rematch.graph.model import Ints
 from rematch.solvers.base import Deadline, OnProgress, Problem, Solution, Solver, ignore_progress, make_solver
 from rematch.solvers.common.blocks import gap_graph
 from rematch.solvers.common.pruning import (
-    as_late_as_possible,
-    in_default_order,
-    in_turn,
     offer_in_default_order,
     offer_pruned,
-    pruned,
 )
-from rematch.solvers.common.union import best_of_union
 from rematch.solvers.default.anneal import Anneal
 from rematch.solvers.default.auto import Auto
 from rematch.solvers.hiremate.canonical import equal_blocks
@@ -63,6 +58,7 @@ from rematch.solvers.hiremate.partition import Part, Partitioner, check_partitio
 from rematch.solvers.hiremate.pieces import Piece, Pieces, pieces_of
 from rematch.solvers.hiremate.tasks import Task, solve_task
 from rematch.solvers.hiremate.training_step import TrainingStep, has_two_passes
+from rematch.solvers.hiremate.unite import unite
 from rematch.solvers.hiremate.workers import process_pool
 from rematch.solvers.incumbent import Incumbent
 from rematch.solvers.minimum import surely_needed_bytes
@@ -75,7 +71,7 @@ _PARTITIONERS = (HPartition(most_top=12, most_lower=6), HPartition(most_top=20, 
 _PIECES_SHARE = 0.6  # of a hierarchy's time, for all levels below the top
 _WHOLE_SHARE = 0.05  # of the time that is left, for each solver on the whole graph
 _MORE_WHOLE_BUDGETS = (0.93, 0.86)  # shares: with less than the budget, more is recomputed that can be united
-_UNION_SHARE = 0.3  # of the time, to unite what hierarchies propose
+_UNION_SHARE = 0.5  # of the time, to unite what hierarchies propose
 _MOST_TO_UNITE = 1_000  # operators: of more, the program is seldom small enough; all time is for one hierarchy
 _CUT_PER_SECOND = 4_000  # operators: to cut a graph into pieces and compare them, which cannot be interrupted
 _WORTH_PROCESSES = 2_000  # operators in the pieces of a level; below, processes cost more than they save
@@ -163,38 +159,13 @@ class HiRemate(Solver):
             proposals = [*self._solve_whole(incumbent, (1.0,)), *self._solve_hierarchies(incumbent)]
             if self.unite:
                 proposals += self._solve_whole(incumbent, _MORE_WHOLE_BUDGETS)
-                self._unite(incumbent, proposals)
+                unite(incumbent, proposals, by=self.name, threads=self.threads)
             if incumbent.schedule is None:
                 incumbent.tell(self.name, "the hierarchy has no schedule within the budget")
         if self.polish and not incumbent.over:
             incumbent.tell(self.name, "polish: local search and relaxation, as in auto")
             Auto(seed=self.seed, threads=self.threads, iterations=self.iterations).improve(incumbent)
         return incumbent.solution(self.name)
-
-    def _unite(self, incumbent: Incumbent, proposals: Sequence[Ints]) -> None:
-        """The best schedule that only recomputes what some proposal does.
-
-        First with proposals as they are pruned to the budget, each recomputation as late as possible: pieces recompute
-        when their backward pass begins, which holds more than is needed. Then the times that pieces chose join in, and
-        what pruning took away, one proposal after the other, the fastest first.
-        """
-        if incumbent.over or not proposals:
-            return
-        problem, graph = incumbent.problem, incumbent.problem.graph
-        whole = [in_turn(graph, in_default_order(graph, ops)) for ops in proposals]
-        short = [pruned(graph, ops, problem.budget_bytes, keep_first=True) for ops in whole]
-        late = [as_late_as_possible(graph, ops) for ops in short]
-        seconds = graph.arrays.seconds
-        fastest = sorted(range(len(short)), key=lambda number: float(seconds[short[number]].sum()))
-        pools = [late, [*late, *short], *([*late, as_late_as_possible(graph, whole[number])] for number in fastest)]
-        for number, pool in enumerate(pools):
-            if incumbent.over:
-                return
-            deadline = incumbent.deadline.within(incumbent.deadline.remaining / min(2, len(pools) - number))
-            known = None if incumbent.schedule is None else in_default_order(graph, incumbent.schedule.ops)
-            found = best_of_union(problem, pool, deadline=deadline, known=known)
-            if found is not None:
-                incumbent.offer(Schedule.from_ops(graph, found), f"{self.name}, union of {len(pool)}")
 
     def _solve_whole(self, incumbent: Incumbent, shares: Sequence[float]) -> Iterator[Ints]:
         """Solvers that take the top level as one graph, with shares of the budget.

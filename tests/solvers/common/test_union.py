@@ -44,6 +44,23 @@ def test_the_best_of_both_is_taken() -> None:
     assert best_of_union(problem, [one, best], deadline=Deadline(), known=best) is None
 
 
+def test_recomputations_at_other_times_are_found_where_they_are_wanted() -> None:
+    """The schedule recomputes too early for the budget; the first computation that reads the value comes later."""
+    ops = (
+        Op("a", 1.0, (), (0,)),
+        Op("b", 1.0, (0,), (1,)),
+        Op("large", 1.0, (), (2,)),
+        Op("large too", 1.0, (), (3,)),
+        Op("use", 1.0, (1,), ()),
+    )
+    values = (Value("a", 1), Value("b", 2), Value("large", 4), Value("large too", 4))
+    problem = Problem(Graph(ops, values), 5)
+    early = np.array([0, 1, 2, 0, 1, 3, 4], dtype=np.int32)
+    assert best_of_union(problem, [early], deadline=Deadline()) is None
+    found = best_of_union(problem, [early], deadline=Deadline(), at_any_time=True)
+    assert found is not None and found.tolist() == [0, 1, 2, 3, 1, 4]  # a is kept, b is not
+
+
 def test_recomputations_move_to_where_they_are_needed_and_take_theirs_along() -> None:
     ops = (
         Op("a", 1.0, (), (0,)),
@@ -82,9 +99,10 @@ def test_all_runs_of_an_optimal_schedule_are_found_again(problem: Problem, data:
     once_a_stage = sum(map(len, stages)) == len(optimal) - len(graph.ops)
     drawn = np.array(data.draw(sequences(graph, max_extra=6)), dtype=np.int32)
     other = in_turn(graph, in_default_order(graph, drawn))
-    found = best_of_union(problem, [optimal, other], deadline=Deadline())
-    if found is not None:
-        assert seconds_of(problem, found) >= simulate(graph, truth.schedule).seconds - 1e-9
+    for at_any_time in (True, False):
+        found = best_of_union(problem, [optimal, other], deadline=Deadline(), at_any_time=at_any_time)
+        if found is not None:
+            assert seconds_of(problem, found) >= simulate(graph, truth.schedule).seconds - 1e-9
     if once_a_stage and found is not None:
         assert seconds_of(problem, found) <= simulate(graph, truth.schedule).seconds * (1 + 1e-4)
 
