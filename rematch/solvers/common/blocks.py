@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
+from itertools import chain
 
 import numpy as np
 
@@ -277,9 +278,16 @@ class BlockGraph:
         return self.ops.index(GRADIENTS)
 
 
-def gap_graph(graph: Graph, block: Block) -> BlockGraph:
-    """The block's forward pass, the arrival of gradients (with all else that happens in between), its backward pass."""
-    return _block_graph(graph, block, (*block.forward, GRADIENTS, *block.backward), reads=block.output)
+def gap_graph(graph: Graph, block: Block, *, like: BlockGraph | None = None) -> BlockGraph:
+    """The block's forward pass, the arrival of gradients (with all else that happens in between), its backward pass.
+
+    `like` is that of an equal block, whose small graph is the same.
+    """
+    sequence = (*block.forward, GRADIENTS, *block.backward)
+    if like is None:
+        return _block_graph(graph, block, sequence, reads=block.output)
+    touched = ((*op.inputs, *op.outputs) for op in _members(graph, block, sequence, block.output))
+    return BlockGraph(like.graph, sequence, tuple(dict.fromkeys(chain.from_iterable(touched))))
 
 
 def backward_graph(graph: Graph, block: Block, *, has_output: bool = False) -> BlockGraph:
@@ -314,11 +322,8 @@ def needed_for(graph: Graph, ops: Sequence[int], values: Iterable[int]) -> tuple
 
 def _block_graph(graph: Graph, block: Block, sequence: tuple[int, ...], *, reads: tuple[int, ...]) -> BlockGraph:
     """Values from elsewhere are residents without weight: whoever runs the block pays for them."""
-    arrivals = {
-        GRADIENTS: Op("gradients", 0.0, reads, block.gradients, once=True),
-        INPUT: Op("input", 0.0, (), block.input, once=True),
-    }
-    members = [arrivals[op] if op in arrivals else _anonymous(graph, op) for op in sequence]
+    given = _members(graph, block, sequence, reads)
+    members = [op if index < 0 else _anonymous(graph, index) for index, op in zip(sequence, given, strict=True)]
     made = {value for op in members for value in op.outputs}
     numbers: dict[int, int] = {}
     for op in members:
@@ -334,6 +339,15 @@ def _block_graph(graph: Graph, block: Block, sequence: tuple[int, ...], *, reads
     ]
     last = [numbers[value] for value in (*block.returned, *block.kept) if value in numbers]
     return BlockGraph(Graph(tuple(ops), tuple(values), targets=frozenset(last)), sequence, tuple(numbers))
+
+
+def _members(graph: Graph, block: Block, sequence: Iterable[int], reads: tuple[int, ...]) -> list[Op]:
+    """The operators of a sequence, among them the arrivals of gradients and of the input."""
+    arrivals = {
+        GRADIENTS: Op("gradients", 0.0, reads, block.gradients, once=True),
+        INPUT: Op("input", 0.0, (), block.input, once=True),
+    }
+    return [arrivals[op] if op in arrivals else graph.ops[op] for op in sequence]
 
 
 def _anonymous(graph: Graph, op: int) -> Op:

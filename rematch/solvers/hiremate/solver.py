@@ -19,8 +19,8 @@ What we changed:
 - The paper runs H-ILP on the top level once, with the budget. Here it also gets less than the budget, several times,
   and step 4 makes use of the rest; and two partitions are tried, of large graphs one.
 - Options are groups of recomputations, which leave memory unused. At the end a program chooses among the recomputations
-  of all results one by one (`common.union`), each also as late as it may run; it adds none of its own. With
-  `unite=False` the fastest result counts.
+  of all results one by one, each also as late as it may run and wherever it is wanted (`unite`); it recomputes nothing
+  that no result does. With `unite=False` the fastest result counts.
 - Local search (`anneal`) is among the solvers of parts, not of the whole graph; `solvers=("hilp",)` is H-ILP alone and
   `solvers=("hilp", "rotor", "twremat")` the paper's framework.
 - A part keeps its fastest option before all others (`options.spread`), and an option runs all of the part's forward.
@@ -90,8 +90,8 @@ class HiRemate(Solver):
         counts. An option is chosen for a piece as a whole, so that the best sum of options rarely uses all of the
         budget: to ask for less and keep what there is room for is often faster
     workers, executor: where pieces are solved; any `concurrent.futures.Executor` will do
-    unite: whether a program takes the recomputations of all results apart and chooses among them anew
-        (`common.union`); without, the fastest of them is the answer, as in the paper
+    unite: whether a program takes the recomputations of all results apart and chooses among them anew, with `threads`
+        (see `unite`); without, the fastest of them is the answer, as in the paper
     polish: whether `auto`'s local search and relaxation follow, with `threads`, `iterations` and `seed`; the paper has
         nothing like it
     """
@@ -283,10 +283,10 @@ class HiRemate(Solver):
             seconds = deadline.remaining / (number - 1) * parallel / max(parallel, len(classes))
             tasks = [self._task(graph, by_ops[same.representative], number, solved, seconds) for same in classes]
             found = list(executor.map(solve_task, tasks) if executor is not None else map(solve_task, tasks))
-            for same, options in zip(classes, found, strict=True):
-                for member in same.members:
-                    piece = by_ops[member]
-                    solved[id(piece)] = Solved(piece.block, gap_graph(graph, piece.block), options)
+            for same, task, options in zip(classes, tasks, found, strict=True):
+                for piece in (by_ops[member] for member in same.members):
+                    part = gap_graph(graph, piece.block, like=task.part)
+                    solved[id(piece)] = Solved(piece.block, part, options)
             incumbent.tell(self.name, f"level {number}: {len(level)} pieces, {len(classes)} of them unique")
         return [solved[id(child)] for child in pieces.root.children]
 
