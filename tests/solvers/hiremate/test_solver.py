@@ -32,7 +32,7 @@ from rematch.solvers.hiremate.tasks import Task, solve_task
 from tests.modules import Net, batch, mean_square
 from tests.problems import peak_bytes
 
-ALONE = {"workers": 1, "options": 4}
+ALONE = {"workers": 1, "options": 4, "unite": False}
 
 
 def half(graph: Graph) -> Problem:
