@@ -40,14 +40,16 @@ def record(
     profile: Callable[[Call], Profile],
     holds_outputs: bool = False,
     accumulate: bool = False,
+    taken: frozenset[str] = frozenset(),
     replace_checkpoints: bool = False,
 ) -> Recording:
     """Record a training step of `forward`, which is that of `module`, without running or changing anything.
 
     Without `loss`, backward starts from gradients of the scalars that forward returns, or else of all its
     differentiable outputs. `holds_outputs` says that the user keeps what forward returns until backward ends,
-    `accumulate` that gradients are there already, to be added to, even if they are not now. Regions under
-    `torch.utils.checkpoint` are recorded as they run, or as plain code with `replace_checkpoints`.
+    `accumulate` that gradients are there already, to be added to, even if they are not now, and `taken` names the
+    parameters whose gradients a hook takes away as soon as they are there. Regions under `torch.utils.checkpoint` are
+    recorded as they run, or as plain code with `replace_checkpoints`.
     `CannotRecord` is raised where forward needs data; errors of the user's own code pass through.
     """
     states: list[int] = []
@@ -65,7 +67,7 @@ def record(
         stack.enter_context(_refusals_told_apart())
         stack.enter_context(torch.enable_grad())
         stack.enter_context(random_states_kept(_devices(module, args, kwargs)))
-        stand_ins = _stand_ins(recorder, module, accumulate)
+        stand_ins = _stand_ins(recorder, module, accumulate, taken)
         stack.enter_context(stood_in_for(module, {identity: made for identity, (made, _) in stand_ins.items()}))
         given_args, given_kwargs = _inputs(recorder, args, kwargs)
         stack.enter_context(_paths_noted(module, recorder))
@@ -227,7 +229,9 @@ def _devices(module: nn.Module, args: Any, kwargs: Any) -> list[torch.device]:
     return list(dict.fromkeys(tensor.device for tensor in tensors))
 
 
-def _stand_ins(recorder: Recorder, module: nn.Module, accumulate: bool) -> dict[int, tuple[torch.Tensor, str]]:
+def _stand_ins(
+    recorder: Recorder, module: nn.Module, accumulate: bool, taken: frozenset[str]
+) -> dict[int, tuple[torch.Tensor, str]]:
     """By identity: what stands for each parameter and buffer, and its name."""
     found: dict[int, tuple[torch.Tensor, str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -238,11 +242,17 @@ def _stand_ins(recorder: Recorder, module: nn.Module, accumulate: bool) -> dict[
                 made.grad = recorder.resident(parameter.grad, f"{name}.grad", "gradients")
             elif accumulate and parameter.requires_grad:
                 made.grad = recorder.resident_like(parameter, f"{name}.grad", "gradients")
+            if name in taken:
+                made.register_post_accumulate_grad_hook(_take_gradient)
             found[id(parameter)] = (made, name)
     for name, buffer in module.named_buffers(remove_duplicate=False):
         if id(buffer) not in found:
             found[id(buffer)] = (recorder.resident(buffer, name, "buffers"), name)
     return found
+
+
+def _take_gradient(parameter: torch.Tensor) -> None:
+    parameter.grad = None
 
 
 def _inputs(recorder: Recorder, args: Any, kwargs: Any) -> Any:

@@ -22,6 +22,8 @@ class Listener(Protocol):
 
     def outputs_held(self) -> None: ...
 
+    def backward_ended(self) -> None: ...
+
     def peak_measured(self, peak_bytes: int) -> None: ...
 
 
@@ -32,14 +34,17 @@ def before_first_step(route: Route) -> None:
 
 
 def watch_first_step(listener: Listener, route: Route, outputs: Any) -> None:
-    """Measure the user's loss and the peak, and see whether the user holds the outputs when backward has ended."""
+    """Measure the user's loss and the peak, and see whether the user holds the outputs when backward has ended.
+
+    Replay measures the loss itself, and counts the outputs as held whether they are or not.
+    """
     leaves = tensors_in(outputs)
     nodes = [leaf.grad_fn for leaf in leaves if leaf.grad_fn is not None]
     if route.step is None or not nodes:
         return
-    if route.meter is None and not route.step.has_loss:
+    if route.meter is None and not route.step.has_loss and not route.replays:
         route.meter = LossMeter(route.step.device)
-    watch = _FirstBackward(weakref.ref(listener), route, [weakref.ref(leaf) for leaf in leaves])
+    watch = _FirstBackward(weakref.ref(listener), route, [weakref.ref(leaf) for leaf in leaves if not route.replays])
     watch.handles = [node.register_prehook(watch.starts) for node in nodes]
     if route.meter is not None and route.meter.waiting:
         route.meter.forward_ended()
@@ -81,6 +86,8 @@ class _FirstBackward:
         large = [output() for output in self.outputs]
         if listener is not None and any(output is not None and output.numel() > 1 for output in large):
             listener.outputs_held()
+        if listener is not None:
+            listener.backward_ended()
         device = None if self.route.step is None else self.route.step.device
         if listener is not None and device is not None and device.type == "cuda":
             listener.peak_measured(torch.cuda.max_memory_allocated(device))

@@ -91,6 +91,7 @@ class Runner:
         self.loss = loss
         self.inner = module.__dict__.get("forward")  # set by another library on this very module
         self.holds_outputs = False
+        self.taken: frozenset[str] = frozenset()  # parameters whose gradients hooks use up while backward runs
         self.loss_ratios: tuple[float, float] | None = None  # workspace and retained bytes, per byte of the roots
         self.state_bytes = 0  # of optimizers
         self.captures_blocks = True  # until one of them turns out to be another program than eager's
@@ -206,6 +207,7 @@ class Runner:
                 profile=profiler.profile,
                 holds_outputs=self.holds_outputs,
                 accumulate=settings.accumulate,
+                taken=self.taken,
                 replace_checkpoints=settings.checkpoints == REPLACE,
             )
             notes = (*profiler.notes, *settings.about_checkpoints(recording.checkpoints), *settings.about_chunks)
@@ -283,7 +285,8 @@ class Runner:
         if self.plan_cache is None or self.planner.required is not None:
             return None
         settings = {name: value for name, value in vars(self.planner.settings).items() if name not in _NO_MATTER}
-        measured = (self.holds_outputs, self.loss_ratios, self.state_bytes, self.planner.withheld_bytes)
+        outside = (self.loss_ratios, self.state_bytes, self.planner.withheld_bytes)
+        measured = (self.holds_outputs, sorted(self.taken), *outside)
         solver = solver_class(str(self.planner.settings.solver)).solve
         things = (self.module, self.plain, args, kwargs, self.loss, settings, solver, measured)
         return fingerprint(*things, device=_device(self.module, args, kwargs))
@@ -419,6 +422,7 @@ class Runner:
     def _new_replay(self, recorded: RecordedGraph, args: Any, kwargs: Any) -> Replay:
         planner = JointPlanner(self.module, self.planner)
         planner.state_bytes = self.state_bytes
+        planner.taken = self.taken
         planner.notes = self.planner.settings.about_checkpoints(recorded.recording.checkpoints)
         planner.loss_ratios = self.loss_ratios or planner.loss_ratios
         replay = Replay(self.module, self.plain, planner, self._host_memory() if self.planner.host_bytes else None)
@@ -431,13 +435,17 @@ class Runner:
     def _follow(self, key: Kind, route: Route, args: Any, kwargs: Any) -> Any:
         replay = self._replays.get(key.gradients) if route.replays else None
         if replay is not None and not torch._C._len_torch_dispatch_stack():  # Dynamo leaves calls under a mode alone
+            if not route.watched:
+                before_first_step(route)
             try:
                 outputs = replay(*args, **kwargs)
                 self._look_at_host()
-                return outputs
             except Retraced:  # a guard failed: what forward reads has changed
                 route = self._after_retrace(key, route, args, kwargs)
                 return self._follow(key, route, args, kwargs)
+            if not route.watched:
+                watch_first_step(self, route, outputs)
+            return outputs
         if not route.watched:
             before_first_step(route)
         replaced = self.planner.settings.checkpoints == REPLACE
@@ -559,6 +567,13 @@ class Runner:
             self.holds_outputs = True
             self._plan_again("the outputs are held while backward runs")
 
+    def backward_ended(self) -> None:
+        """A first backward has: gradients that hooks have used up by then need no memory from the next step on."""
+        taken = frozenset(name for name, parameter in self.module.named_parameters() if _is_used_up(parameter))
+        if taken != self.taken:
+            self.taken = taken
+            self._plan_again("hooks use gradients up while backward runs")
+
     def peak_measured(self, peak_bytes: int) -> None:
         """A first step has ended: where it took more than the budget, plan for as much less."""
         excess_bytes = self.planner.excess_bytes(peak_bytes)
@@ -628,6 +643,10 @@ def _warn_of_bypass(name: str) -> None:
         "Apply rematch to the modules that are not compiled",
         stacklevel=2,
     )
+
+
+def _is_used_up(parameter: nn.Parameter) -> bool:
+    return parameter.requires_grad and parameter.grad is None and bool(parameter._post_accumulate_grad_hooks)
 
 
 def _call(method: weakref.WeakMethod[Any], *args: Any) -> None:

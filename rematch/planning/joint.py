@@ -38,6 +38,7 @@ class JointPlanner:
         self.planner = planner
         self.loss: LossCost | None = None  # of a given loss, measured on the sample
         self.state_bytes = 0  # of optimizers
+        self.taken: frozenset[str] = frozenset()  # parameters whose gradients hooks use up
         self.notes: tuple[str, ...] = ()  # what else plans are to say
         self._loss_output_bytes: int | None = None  # differentiable outputs of the sample
         # Of workspace and of what is retained, to the outputs. A plan that is given has counted its loss already.
@@ -56,6 +57,7 @@ class JointPlanner:
                 profile=profiler.profile,
                 corrections=self.corrections,
                 unused=self.loss.unused if self.loss is not None else frozenset(),
+                taken=self.taken | {name for name, p in self.module.named_parameters() if p.grad is not None},
                 name=type(self.module).__name__,
             )
             captured = replace(captured, notes=(*profiler.notes, *self.notes))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -35,6 +36,8 @@ from rematch.capture.memory import random_state_bytes
 from rematch.errors import CaptureError
 from rematch.graph import Graph, Op, Phase, Value
 from rematch.graph.model import ALREADY_ALLOCATED, LOSS_VALUE
+
+STRETCH_BYTES = 25 << 20  # of gradients that leave backward together: a bucket of DistributedDataParallel
 
 # Before torch 2.12 the autograd engine holds the tangents until all of backward has run.
 TANGENTS_CAN_BE_FREED = hasattr(torch.autograd.Function, "boxed_grads_call")
@@ -84,6 +87,7 @@ class Capture:
     forward_outputs: int  # the first of the joint graph's outputs; the rest are gradients
     dropped: frozenset[Node]  # tangents of outputs that the loss does not use
     differentiable_output_bytes: int
+    leaves: dict[int, tuple[int, ...]]  # operator -> places, among the gradients, of those that leave backward there
     notes: tuple[str, ...] = ()
 
 
@@ -95,13 +99,16 @@ def read_joint(
     profile: Callable[[Call], Profile],
     corrections: Corrections,
     unused: frozenset[int] = frozenset(),
+    taken: frozenset[str] = frozenset(),
     name: str = "",
 ) -> Capture:
     """The graph of a traced training step, or of inference if `joint` has no tangents.
 
     What lies outside of it, the cost of the loss and memory that is allocated already, is nothing until `with_outside`
-    says otherwise. `unused` outputs get no gradient. `TraceAgain` is raised if results have other strides than tracing
-    believed: they decide which kernels eager runs next, so the graph must be traced with the right ones.
+    says otherwise. `unused` outputs get no gradient. Gradients leave backward in stretches, and those of `taken`
+    parameters are gone then: added to what is there already, or used up by a hook. `TraceAgain` is raised if results
+    have other strides than tracing believed: they decide which kernels eager runs next, so the graph must be traced
+    with the right ones.
     """
     forget_unread_statistics(joint.graph)
     write_without_copies(joint.graph)
@@ -109,15 +116,16 @@ def read_joint(
     propagated = propagate(traced, profile)
     corrections.learn(propagated.wrong)
     assembly = Assembly(traced, propagated, profile)
-    return _Finish(assembly, inputs).capture(name)
+    return _Finish(assembly, inputs, taken).capture(name)
 
 
 class _Finish:
     """The graph: residents, operators in their order with the loss between, targets and what is held."""
 
-    def __init__(self, assembly: Assembly, inputs: Sequence[Input]) -> None:
+    def __init__(self, assembly: Assembly, inputs: Sequence[Input], taken: frozenset[str]) -> None:
         self.assembly = assembly
         self.inputs = inputs
+        self.taken = taken
         self.traced = assembly.traced
         self.backward_start = assembly.forward_drafts
         self.values: list[Value] = []
@@ -125,6 +133,7 @@ class _Finish:
         self.kernels: list[tuple[Kernel, ...]] = []
         self.index: dict[int, int] = {}  # storage -> value
         self.random_state_of: dict[int, int] = {}
+        self.leaves: dict[int, tuple[int, ...]] = {}
         self.roles = self._roles_of_what_leaves()
 
     def _roles_of_what_leaves(self) -> dict[int, str]:
@@ -140,17 +149,21 @@ class _Finish:
     def capture(self, name: str) -> Capture:
         self._add_residents()
         tensors = self._tensor_of_each_storage()
+        stretches = self._stretches()
         for number, draft in enumerate(self.assembly.drafts):
             if number == self.backward_start:
                 self._add_loss()
             self._add_op(draft, number, tensors)
+            if number in stretches:
+                self._add_leave(stretches[number])
         if self.backward_start >= len(self.assembly.drafts):
             self._add_loss()
         outputs = self.traced.outputs
         forward = outputs[: self.traced.forward_outputs]
         has_loss = bool(self.traced.tangents)
         held = frozenset(self._values_of(forward))
-        targets = frozenset(self._values_of(outputs[self.traced.forward_outputs :]))
+        targets = frozenset(self._values_of(self._staying()))
+        targets |= {self.ops[op].outputs[0] for op in self.leaves}
         stays = (LOSS_VALUE,) if TANGENTS_CAN_BE_FREED else (LOSS_VALUE, "tangents")
         targets |= {index for index, value in enumerate(self.values) if value.role in stays}
         graph = Graph(
@@ -171,6 +184,7 @@ class _Finish:
             forward_outputs=self.traced.forward_outputs,
             dropped=self.traced.dropped,
             differentiable_output_bytes=self._tangent_bytes(),
+            leaves=self.leaves,
         )
 
     def _kernel_nodes(self) -> set[Node]:
@@ -272,6 +286,62 @@ class _Finish:
         held = self._values_of(self.traced.outputs[: self.traced.forward_outputs])
         self.ops.append(Op("loss", 0.0, tuple(held), tuple(outputs), phase=Phase.LOSS, once=True))
         self.kernels.append(())
+
+    # Gradients on their way out
+
+    def _gradients(self) -> dict[int, tuple[Node, Node, Input]]:
+        """By place: each gradient, with the placeholder it belongs to and what that stands for."""
+        primals = [node for node in self.traced.placeholders if not is_tangent(node)]
+        gradients = self.traced.outputs[self.traced.forward_outputs :]
+        found = enumerate(zip(gradients, primals, self.inputs, strict=False))
+        return {place: entry for place, entry in found if isinstance(entry[0], Node)}
+
+    def _stretches(self) -> dict[int, list[int]]:
+        """By draft: the places of parameters' gradients that leave after it, all but those that leave at the end.
+
+        A gradient may leave once it is final and its parameter is no longer read, for whoever gets it may change that.
+        """
+        last_use: dict[int, int] = {}
+        for number, draft in enumerate(self.assembly.drafts[self.backward_start :], start=self.backward_start):
+            last_use.update(dict.fromkeys((*draft.inputs, *draft.outputs), number))
+        final: list[tuple[int, int, int]] = []  # when it can leave, its place and its size
+        for place, (gradient, primal, info) in self._gradients().items():
+            own, of_parameter = (self.assembly.storages([node]) for node in (gradient, primal))
+            given_as = getattr(primal.meta.get("desc"), "idx", None)
+            if given_as != place or not self.assembly.changed_buffers.isdisjoint(of_parameter):
+                return {}
+            if info.role == "parameters" and all(key in last_use for key in own):
+                size = sum(device_bytes(t) for t in tensors_of(self.assembly.found.value[gradient]))
+                final.append((max(last_use.get(key, 0) for key in (*own, *of_parameter)), place, size))
+        found: dict[int, list[int]] = {}
+        waiting, waiting_bytes = [], 0
+        for (number, place, size), following in pairwise([*sorted(final), (len(self.assembly.drafts), -1, 0)]):
+            waiting.append(place)
+            waiting_bytes += size
+            if waiting_bytes >= STRETCH_BYTES and following[0] > number and following[1] >= 0:
+                found[number] = waiting
+                waiting, waiting_bytes = [], 0
+        return found
+
+    def _add_leave(self, places: list[int]) -> None:
+        gradients = self._gradients()
+        before = [self.ops[op].outputs[0] for op in list(self.leaves)[-1:]]
+        left = self._values_of([gradients[place][0] for place in places])
+        self.leaves[len(self.ops)] = tuple(places)
+        name = f"leave_{len(self.leaves)}"
+        self.values.append(Value(name, 0))
+        inputs = (*dict.fromkeys(left), *before)
+        self.ops.append(Op(name, 0.0, inputs, (len(self.values) - 1,), phase=Phase.BACKWARD, once=True))
+        self.kernels.append(())
+
+    def _staying(self) -> list[Node]:
+        """The gradients that are there when backward has ended."""
+        left = {place for places in self.leaves.values() for place in places}
+        return [
+            gradient
+            for place, (gradient, _, info) in self._gradients().items()
+            if place not in left or info.name not in self.taken
+        ]
 
     def _tangent_bytes(self) -> int:
         return sum(device_bytes(self.assembly.found.value[node]) for node in self.traced.tangents)

@@ -43,6 +43,7 @@ from rematch.execute.own_code import own_code
 from rematch.execute.replay.double_backward import refuse_double_backward
 from rematch.execute.replay.partition import partition
 from rematch.execute.replay.source import compile_module
+from rematch.execute.replay.stretches import Call, Places, first_stretch
 from rematch.execute.replay.tangents import TangentArguments, expect_absent_tangents
 from rematch.execute.transfers import HostMemory
 from rematch.graph import Schedule
@@ -187,7 +188,12 @@ class Replay:
         def run(*args: Any) -> Any:
             if self.dry:
                 raise _Planned
-            outputs = compiled(*args)
+            if graph.stretches:
+                call = Call(graph.stretches)
+                outputs = compiled(*call.handed(args))
+                call.watch(outputs)
+            else:
+                outputs = compiled(*args)
             if meter is not None:
                 refuse_double_backward(outputs)
                 if graph.drops_tangents:
@@ -248,6 +254,7 @@ class _CompiledGraph:
         self.runner = runner
         self.described = described
         self.capture: Capture | None = None
+        self.stretches: tuple[Places, ...] = ()  # in which gradients leave, if not all at once
         self.meter: LossMeter | None = None
 
     @property
@@ -288,9 +295,15 @@ class _CompiledGraph:
             raise CaptureError(f"what torch.compile traces is not what eager runs: {different}")
         inputs = inputs_of_joint(joint, self.described)
         self.capture = planner.capture(joint, forward_outputs=forward_outputs, inputs=inputs)
-        return partition(self.capture, planner.schedule(self.capture), self.runner.host)
+        forward, backward = partition(self.capture, planner.schedule(self.capture), self.runner.host)
+        if self.capture.leaves:
+            at_end = backward.graph.output_node().args[0]
+            last = tuple(place for place, gradient in enumerate(at_end) if gradient is not None)
+            self.stretches = (*self.capture.leaves.values(), last)
+        return forward, backward
 
     def compile_forward(self, module: GraphModule, _: Any) -> Any:
+        _say_that_nothing_is_donated()
         return compile_module(module, "forward")
 
     def compile_inference(self, traced: GraphModule, _: Any) -> Any:
@@ -304,13 +317,14 @@ class _CompiledGraph:
 
         assert self.capture is not None
         tangents = TangentArguments(self.capture)
+        count = len(module.graph.output_node().args[0])
 
         def backward(args: list[Any]) -> Any:
             if meter.running:
                 self._loss_ended(meter)
             if tangents.may_be_absent:
                 tangents.complete(args)
-            return run(args)
+            return first_stretch(run(args), self.stretches, count) if self.stretches else run(args)
 
         backward._boxed_call = True  # type: ignore[attr-defined]
         return backward
@@ -322,6 +336,13 @@ class _CompiledGraph:
             cost = loss_cost(*measured, self.capture.differentiable_output_bytes)
             if self.runner.planner.loss_measured(self.capture, cost):
                 self.runner.forget()
+
+
+def _say_that_nothing_is_donated() -> None:
+    """AOTAutograd leaves open whether backward may write over what is saved, and then refuses to keep the graph."""
+    context = torch._guards.TracingContext.try_get()
+    if context is not None and context.fw_metadata is not None:
+        context.fw_metadata.bw_donated_idxs = []
 
 
 def _watch_tangents(outputs: Iterable[torch.Tensor]) -> list[Layout]:

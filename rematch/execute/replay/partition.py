@@ -35,6 +35,7 @@ from rematch.capture.joint.traced import is_tangent
 from rematch.errors import ScheduleError
 from rematch.execute.random import note_state, replay
 from rematch.execute.replay.moves import arrived, fetch, host_of, key_of, let_go, send
+from rematch.execute.replay.source import leave
 from rematch.execute.transfers import HostMemory
 from rematch.graph import Compute, Fetch, Free, Offload, Phase, Schedule
 
@@ -81,6 +82,7 @@ class _Partition:
                 self._placeholder(self.forward, node)
         outputs = tuple(next(node for node in traced.nodes if node.op == "output").args[0])
         forward_outputs = outputs[: self.capture.forward_outputs]
+        self.gradients = outputs[self.capture.forward_outputs :]
         returned: list[Any] = []
         done: set[int] = set()
         for step in self.schedule:
@@ -99,7 +101,10 @@ class _Partition:
             returned = [self._look_up(node) for node in forward_outputs]
             self._end_copies()
             self.region = self.backward
-        gradients = [self._look_up(node) for node in outputs[self.capture.forward_outputs :]]
+        left = {place for places in self.capture.leaves.values() for place in places}
+        gradients = [
+            None if place in left else self._look_up(gradient) for place, gradient in enumerate(self.gradients)
+        ]
         self._end_copies()
         self.forward.graph.output((*returned, *self.saved))
         self.backward.graph.output(tuple(gradients))
@@ -141,8 +146,11 @@ class _Partition:
 
     def _emit(self, op: int, again: bool) -> None:
         kernels = self.capture.kernels[op]
+        if op in self.capture.leaves:
+            left = [self._look_up(self.gradients[place]) for place in self.capture.leaves[op]]
+            self.region.graph.call_function(leave, (left,))
         if not kernels:
-            return  # a random state: written down where the random operator first runs, if that runs again
+            return  # of a random state, too: written down where the random operator first runs, if that runs again
         state = self._random_state(op, again)
         for kernel in kernels:
             target, args, kwargs = self._call(kernel, again)

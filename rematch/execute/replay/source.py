@@ -3,7 +3,8 @@
 `run = compile_module(module); outputs = run([*inputs])`
 
 The function empties the list it is given, so that nothing but its own variables keeps the inputs alive. Operators are
-called below autograd, straight through the dispatcher.
+called below autograd, straight through the dispatcher. A module that has `leave` among its calls becomes a generator,
+which yields lists: of what leaves at each of these calls, and of its outputs at the end.
 """
 
 from __future__ import annotations
@@ -31,13 +32,19 @@ _METHODS: dict[Any, str] = {
     aten.unsqueeze.default: "unsqueeze",
     aten.select.int: "select",
 }
+_SETTING = "    with below_autograd():"
+_YIELD = "    yield left"
 _SPREAD = ("reshape", "permute", "expand")  # these take their list of numbers one by one, which is faster
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
 
+def leave(values: list[Any]) -> None:
+    """Stands in a graph for the place where `values` leave the function; it is never called."""
+
+
 def compile_module(module: GraphModule, label: str = "schedule") -> Boxed:
-    """A function of one list, emptied by the call, that returns the outputs as a tuple."""
+    """A function of one list, emptied by the call, that returns the outputs as a tuple, or yields as `leave` says."""
     writer = _Writer(module)
     source = writer.source()
     name = f"<rematch {label} {id(module):x}>"
@@ -59,6 +66,7 @@ class _Writer:
         self.constants: dict[str, Any] = {"below_autograd": below_autograd}
         self.constant_names: dict[Any, str] = {}
         self.last_use = self._last_uses()
+        self.yields = any(node.target is leave for node in self.nodes)
 
     def _last_uses(self) -> dict[Node, list[Node]]:
         """Per node, what is read there for the last time."""
@@ -80,14 +88,16 @@ class _Writer:
         unused = [self.names[node] for node in placeholders if not node.users]
         if unused:
             lines.append(f"    del {', '.join(unused)}")
-        lines.append("    with below_autograd():")
+        lines.append(_SETTING)
         for node in self.nodes:
-            lines.extend(f"        {line}" for line in self._statements(node))
+            lines.extend(line if line in (_SETTING, _YIELD) else f"        {line}" for line in self._statements(node))
         return "\n".join(lines) + "\n"
 
     def _statements(self, node: Node) -> list[str]:
         if node.op == "placeholder" or self._is_tuple_entry(node):
             return []
+        if node.target is leave or (node.op == "output" and self.yields):
+            return self._yielding(node)
         if node.op == "output":
             return [f"return ({''.join(self._value(entry) + ', ' for entry in node.args[0])})"]  # type: ignore[union-attr]
         if node.op == "get_attr":
@@ -98,6 +108,14 @@ class _Writer:
         call = self._call(node)
         statement = f"{bound} = {call}" if bound else call
         return [statement, f"del {', '.join(freed)}"] if freed else [statement]
+
+    def _yielding(self, node: Node) -> list[str]:
+        """Outside of what is set for operators, and with nothing but the list to hold what it has."""
+        given = [entry for entry in node.args[0] if isinstance(entry, Node)]  # type: ignore[union-attr]
+        lines = [f"left = [{', '.join(self.names[entry] for entry in given)}]"]
+        freed = [self.names[arg] for arg in self.last_use.get(node, ())]
+        lines += [f"del {', '.join(freed)}"] if freed else []
+        return [*lines, _YIELD] if node.op == "output" else [*lines, _YIELD, _SETTING]
 
     def _is_taken_apart(self, node: Node) -> bool:
         value = node.meta.get("val")
