@@ -12,7 +12,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -127,7 +127,7 @@ class Replay:
 
         def outline(module: GraphModule, _: list[Any]) -> Callable[..., Any]:
             """In place of the module, tensors as it would return."""
-            returned = next(node for node in module.graph.nodes if node.op == "output").args[0]
+            returned = _outputs_of(module)
             examples = [node.meta["example_value"] if isinstance(node, Node) else node for node in returned]
             made.extend(_zeros_like(example) for example in examples)
             return lambda *_: made
@@ -297,9 +297,8 @@ class _CompiledGraph:
         self.capture = planner.capture(joint, forward_outputs=forward_outputs, inputs=inputs)
         forward, backward = partition(self.capture, planner.schedule(self.capture), self.runner.host)
         if self.capture.leaves:
-            at_end = backward.graph.output_node().args[0]
-            last = tuple(place for place, gradient in enumerate(at_end) if gradient is not None)
-            self.stretches = (*self.capture.leaves.values(), last)
+            at_end = tuple(place for place, gradient in enumerate(_outputs_of(backward)) if gradient is not None)
+            self.stretches = (*self.capture.leaves.values(), at_end)
         return forward, backward
 
     def compile_forward(self, module: GraphModule, _: Any) -> Any:
@@ -307,8 +306,7 @@ class _CompiledGraph:
         return compile_module(module, "forward")
 
     def compile_inference(self, traced: GraphModule, _: Any) -> Any:
-        outputs = next(node for node in traced.graph.nodes if node.op == "output").args[0]
-        return compile_module(self._plan(traced, len(outputs))[0], "inference")
+        return compile_module(self._plan(traced, len(_outputs_of(traced)))[0], "inference")
 
     def compile_backward(self, module: GraphModule, _: Any) -> Any:
         run = compile_module(module, "backward")
@@ -317,7 +315,7 @@ class _CompiledGraph:
 
         assert self.capture is not None
         tangents = TangentArguments(self.capture)
-        count = len(module.graph.output_node().args[0])
+        count = len(_outputs_of(module))
 
         def backward(args: list[Any]) -> Any:
             if meter.running:
@@ -336,6 +334,12 @@ class _CompiledGraph:
             cost = loss_cost(*measured, self.capture.differentiable_output_bytes)
             if self.runner.planner.loss_measured(self.capture, cost):
                 self.runner.forget()
+
+
+def _outputs_of(module: GraphModule) -> Sequence[Any]:
+    returned: Any = module.graph.output_node().args[0]
+    found: Sequence[Any] = returned
+    return found
 
 
 def _say_that_nothing_is_donated() -> None:

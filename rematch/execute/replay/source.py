@@ -12,7 +12,7 @@ from __future__ import annotations
 import linecache
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from torch._ops import OpOverload
@@ -36,7 +36,7 @@ _SETTING = "    with below_autograd():"
 _YIELD = "    yield left"
 _SPREAD = ("reshape", "permute", "expand")  # these take their list of numbers one by one, which is faster
 
-Boxed = Callable[[list[Any]], Sequence[Any]]
+Boxed = Callable[[list[Any]], Any]
 
 
 def leave(values: list[Any]) -> None:
