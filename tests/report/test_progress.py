@@ -72,8 +72,8 @@ def test_elsewhere_library_calls_are_silent(capsys: pytest.CaptureFixture[str]) 
 NOTEBOOK = """
 import torch, rematch
 layers = [layer for _ in range(4) for layer in (torch.nn.Linear(32, 32), torch.nn.GELU())]
-plan = rematch.plan(torch.nn.Sequential(*layers), torch.randn(256, 32), budget="70%", time_limit=1.0, cache=False, engine="tape",
-                    loss=lambda output: output.square().mean())
+plan = rematch.plan(torch.nn.Sequential(*layers), torch.randn(256, 32), budget="70%", time_limit=1.0, cache=False,
+                    engine="tape", loss=lambda output: output.square().mean())
 plan
 """
 

@@ -111,7 +111,14 @@ def attention() -> nn.Module:
     return nn.Sequential(nn.Unflatten(0, (8, 32)), nn.TransformerEncoder(layer, 2, enable_nested_tensor=False))
 
 
-@pytest.mark.parametrize("make", [lambda: Stack(4, breaks=False), Convolutions, attention])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Stack(4, breaks=False),
+        pytest.param(Convolutions, marks=pytest.mark.slow),
+        pytest.param(attention, marks=pytest.mark.slow),
+    ],
+)
 def test_a_smaller_budget_never_gives_a_larger_peak(make: Callable[[], nn.Module]) -> None:
     whole = kept_bytes(make())
     peaks = [whole]

@@ -249,7 +249,7 @@ def test_the_linear_relaxation_chooses_moments_at_which_memory_has_a_price() -> 
     assert found.bound > 2.0 * relaxed(Refinement(first_moments(problem, 6)))[1].bound
 
     heard: list[Progress] = []
-    search = Incumbent(problem, Deadline(60.0), heard.append)
+    search = Incumbent(problem, Deadline(3.0), heard.append)
     search.raise_bound(found.bound, "known")
     search_epochs(search, chosen=chosen)
     rounds = [progress.message for progress in heard if "rows" in progress.message]
