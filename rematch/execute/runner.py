@@ -33,12 +33,12 @@ from rematch.capture.record import record
 from rematch.capture.recorded_graph import RecordedGraph, StepGraph, recorded_graph, with_outside
 from rematch.capture.recorder import CannotRecord, Recorder
 from rematch.errors import BudgetInfeasible, CaptureError, FormatError
+from rematch.execute.choice import costs_the_host, reasons_for_tape
 from rematch.execute.chunked_loss import head_of, with_chunked_loss
-from rematch.execute.dispatch_cost import dispatch_seconds
 from rematch.execute.first_step import before_first_step, watch_first_step
 from rematch.execute.loss_meter import give_up_measuring
 from rematch.execute.optimizers import StepWatch, forecast_state_bytes
-from rematch.execute.ranks import in_a_group, plan_of_rank_0
+from rematch.execute.ranks import plan_of_rank_0
 from rematch.execute.referee import differences
 from rematch.execute.replay.engine import Replay, Retraced, is_tracing, loss_cost
 from rematch.execute.routes import Kind, Route, describe
@@ -46,7 +46,7 @@ from rematch.execute.tape import Blocks, Budget, Parting, run
 from rematch.execute.tape.from_schedule import fetched_at_unpackings, tape_plan
 from rematch.execute.tape.stored import from_data, to_data
 from rematch.execute.transfers import HostMemory
-from rematch.graph import Graph, baseline, simulate
+from rematch.graph import Graph, simulate
 from rematch.planning.budget import parse_budget
 from rematch.planning.fingerprint import fingerprint
 from rematch.planning.host import about_link, linked
@@ -64,8 +64,6 @@ log = logging.getLogger("rematch")
 _MOST_PATHS = 4  # plans for one kind of call, before what its Python does counts as unpredictable
 _MOST_CORRECTIONS = 2  # of a plan whose measured peak was above the budget
 _MOST_RETRACES = 2  # of one kind of call, before it counts as one that no guard can follow
-_TAPE_HOST_COST = 3.0  # times what an empty dispatch mode costs an operator: what benchmarks/tape.py shows
-_HOST_SHARE = 0.05  # of a step that the tape may cost before replay is tried
 
 
 _NO_MATTER = ("cache", "progress")  # settings that plans do not depend on
@@ -362,7 +360,6 @@ class Runner:
     def _engine(self, key: Kind, recorded: RecordedGraph, args: Any, kwargs: Any) -> tuple[str, tuple[str, ...]]:
         """Which engine runs this graph, and why if the user did not choose."""
         asked = self.planner.settings.engine
-        graph = recorded.graph
         required = self.planner.required
         if required is not None and asked == AUTO:
             asked = required.engine
@@ -372,27 +369,11 @@ class Runner:
             return TAPE, ("engine: tape, because what forward reads changes from call to call",)
         if self.planner.settings.chunk_loss != 1:
             return TAPE, ("engine: tape, because chunk_loss cuts what the module's own Python runs",)
-        if asked == AUTO and graph.link is not None:
-            return TAPE, ("engine: tape, because it moves values to host memory",)
-        if asked == AUTO and self.planner.settings.pins:
-            return TAPE, ("engine: tape, because pins name what eager runs",)
-        if asked == AUTO and recorded.recording.checkpoints and self.planner.settings.checkpoints != REPLACE:
-            return TAPE, ("engine: tape, because regions under torch.utils.checkpoint stay as they are",)
         if asked == AUTO:
-            peak_bytes = simulate(graph, baseline(graph)).peak_bytes
-            if peak_bytes <= self.planner.budget_bytes(graph, recorded.device):
-                return TAPE, ()
-            host_seconds = recorded.recording.forward_until * _TAPE_HOST_COST * dispatch_seconds()
-            if host_seconds <= _HOST_SHARE * graph.baseline_seconds or self.planner.settings.device is not None:
-                return TAPE, ()
-            if in_a_group():
-                return TAPE, ("engine: tape, because gradients leave it one by one, as data parallel training needs",)
-            if self.loss is None:
-                return TAPE, ("engine: tape, because replay takes gradients as the loss gives them; see loss=",)
-            if recorded.recording.asks_for_compiler:
-                return TAPE, (
-                    "engine: tape, because forward asks whether torch.compile traces it, and may act on that",
-                )
+            budget_bytes = self.planner.budget_bytes(recorded.graph, recorded.device)
+            reasons = reasons_for_tape(recorded, self.planner.settings, budget_bytes, self.loss is not None)
+            if reasons is not None:
+                return TAPE, reasons
             if self._replay_refused is not None:
                 return TAPE, (self._replay_refused,)
         return self._try_replay(key, recorded, args, kwargs, chosen=asked == REPLAY)
@@ -497,10 +478,9 @@ class Runner:
         host.shortage, host.exhausted = None, False
 
     def _keeps_card_waiting(self, route: Route) -> bool:
-        if route.tape is None or route.tape.moved or route.step is None or route.step.device.type != "cuda":
+        if route.tape is None or route.step is None or route.step.device.type != "cuda":
             return False
-        host_seconds = len(route.tape.calls) * _TAPE_HOST_COST * dispatch_seconds()
-        return host_seconds > _HOST_SHARE * route.step.graph.baseline_seconds
+        return costs_the_host(len(route.tape.calls), route.step.graph)
 
     def _after_retrace(self, key: Kind, route: Route, args: Any, kwargs: Any) -> Route:
         route.stale = route.disproved = True

@@ -13,7 +13,7 @@ from torch import nn
 import rematch
 from rematch.capture.memory import PeakMemory
 from rematch.errors import CaptureError
-from rematch.execute import runner
+from rematch.execute import choice, runner
 from rematch.execute.replay.engine import Replay
 from tests.modules import BATCH, Net, batch, mean_square
 from tests.training import assert_same_steps, step_of, train
@@ -63,7 +63,7 @@ def test_by_default_a_model_that_the_tape_would_slow_down_is_replayed(
 ) -> None:
     engines = {}
     for host_seconds in (0.0, 1e5):
-        monkeypatch.setattr(runner, "_TAPE_HOST_COST", host_seconds)
+        monkeypatch.setattr(choice, "_TAPE_HOST_COST", host_seconds)
         engines[host_seconds] = rematch.plan(Net(), batch(), loss=mean_square, **REMAT).engine
     assert engines == {0.0: "tape", 1e5: "replay"}
     unknown = rematch.plan(Net(), batch(), **REMAT)
@@ -97,7 +97,7 @@ class Sly(Net):
 
 
 def test_a_trace_that_is_not_what_eager_runs_is_not_replayed(ways: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "_TAPE_HOST_COST", 1e5)
+    monkeypatch.setattr(choice, "_TAPE_HOST_COST", 1e5)
     plain = Sly()
     with pytest.raises(CaptureError, match=r"not what eager runs: the trace has 1 x cos of \[\(128, 32\)\]"):
         rematch.remat(plain, batch(), engine="replay", **REMAT)
@@ -116,7 +116,7 @@ class Slyer(Net):
 
 
 def test_replay_that_was_refused_once_is_not_tried_for_other_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "_TAPE_HOST_COST", 1e5)
+    monkeypatch.setattr(choice, "_TAPE_HOST_COST", 1e5)
     wrapped = rematch.remat(Slyer(), batch(), loss=mean_square, **REMAT)
     monkeypatch.setattr(Replay, "prepare", None)
     wrapped(batch(BATCH - 8))
