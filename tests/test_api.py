@@ -33,7 +33,7 @@ from rematch.units import format_bytes
 from tests.modules import Net, batch, mean_square
 from tests.training import assert_trains_alike, noted, same_bits
 
-REMAT: dict[str, Any] = {"budget": "75%", "time_limit": 1.0}
+REMAT: dict[str, Any] = {"budget": "75%", "time_limit": 0.5}
 
 
 @pytest.fixture(autouse=True)
@@ -127,7 +127,7 @@ class FusedAttention(nn.Module):
 
 
 def test_plans_for_a_device_that_is_not_here() -> None:
-    plan = rematch.plan(FusedAttention(), torch.randn(4, 64, 32), budget="100%", time_limit=1.0, device="h100")
+    plan = rematch.plan(FusedAttention(), torch.randn(4, 64, 32), budget="100%", time_limit=0.5, device="h100")
     assert plan.notes[0] == "costs are estimated for H100, not measured"
     mapped = next(note for note in plan.notes if "attention" in note)
     assert "_scaled_dot_product_flash_attention_for_cpu" in mapped
@@ -154,7 +154,7 @@ def test_a_plan_from_a_file_is_used(known_plan: Plan, tmp_path: Path) -> None:
 def test_a_plan_that_knows_its_loss_is_used_with_it() -> None:
     """The loss is part of the graph: without it, or with another, the plan is for something else."""
     plain = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 512))
-    plan = rematch.plan(plain, batch(), budget="95%", loss=torch.sum, time_limit=1.0)
+    plan = rematch.plan(plain, batch(), budget="95%", loss=torch.sum, time_limit=0.5)
     module = rematch.apply(copy.deepcopy(plain), plan, batch(), loss=torch.sum)
     for one in (module, plain):
         one(batch()).sum().backward()
@@ -211,16 +211,16 @@ def test_budgets_in_all_forms(known_plan: Plan) -> None:
         "0.5MiB": 2**19,
         "80%": whole_bytes * 80 // 100,
     }.items():
-        plan = rematch.plan(Net(), batch(), budget=budget, time_limit=1.0)
+        plan = rematch.plan(Net(), batch(), budget=budget, time_limit=0.5)
         assert budget_bytes - 1024 <= plan.figures.budget_bytes <= budget_bytes + 1024, "some bytes are for scalars"
         assert plan.figures.peak_bytes <= budget_bytes
 
 
 def test_the_automatic_budget_is_what_is_free(known_plan: Plan) -> None:
-    plan = rematch.plan(Net(), batch(), budget="auto", time_limit=1.0)
+    plan = rematch.plan(Net(), batch(), budget="auto", time_limit=0.5)
     assert plan.figures.budget_bytes > 2**20
     assert plan.figures.overhead_pct == 0.0
-    on_device = rematch.plan(Net(), batch(), budget="auto", device="v100-16gb", time_limit=1.0)
+    on_device = rematch.plan(Net(), batch(), budget="auto", device="v100-16gb", time_limit=0.5)
     assert 14 * 10**9 < on_device.figures.budget_bytes < 17 * 2**30
 
 
@@ -250,11 +250,11 @@ def test_an_infeasible_budget_names_one_that_works(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(planner, "_MINIMUM_SECONDS", 2.0)
     module, x = Net(depth=2), batch()
     with nothing_changed(module, x), pytest.raises(BudgetInfeasible, match=r"alone holds|Alive at the end") as caught:
-        rematch.remat(module, x, budget="10%", time_limit=1.0)
+        rematch.remat(module, x, budget="10%", time_limit=0.5)
     smallest = caught.value.feasible_from_bytes
     assert f"Try budget={smallest}" in str(caught.value)
     plain = copy.deepcopy(module)
-    tightest = rematch.remat(module, x, budget=smallest, time_limit=1.0)
+    tightest = rematch.remat(module, x, budget=smallest, time_limit=0.5)
     assert rematch.plans_of(tightest)[0].figures.peak_bytes <= smallest
     assert_trains_alike(tightest, plain, x, mean_square)
 

@@ -58,6 +58,7 @@ MAY_IMPORT = {
     "execute.compiled": {*BASE, "rematch", "cache", "capture", "execute", "graph", "planning", "records"},
     "execute.ranks": {*BASE, "execute", "planning.plan"},
     "execute.runner": {*BASE, "capture", "execute", "graph", "planning", "report.progress", "solvers.base"},
+    "execute.choice": {"capture", "execute", "graph", "planning.settings"},
     "execute.routes": {"capture", "execute", "planning"},
     "execute.tape.stored": {*BASE, "execute", "records"},
     "planning": {*BASE, "capture", "files", "graph", "planning", "records", "report.progress", "solvers"},

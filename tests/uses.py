@@ -22,7 +22,7 @@ chosen = pytest.mark.parametrize("engine", [TAPE, AUTO], indirect=True)
 
 def wrap(plain: nn.Module, sample: Any = None, **options: Any) -> nn.Module:
     """A copy of `plain` made to train in two thirds of its memory; `plain` stays as it is."""
-    settings: dict[str, Any] = {"budget": "75%", "time_limit": 1.0, **options}
+    settings: dict[str, Any] = {"budget": "75%", "time_limit": 0.5, **options}
     return rematch.remat(copy.deepcopy(plain), sample, **settings)
 
 

@@ -15,7 +15,7 @@ import rematch
 from tests.modules import Net, batch, mean_square
 from tests.training import Outcome, assert_same_steps, step_of, train
 
-OPTIONS: dict[str, Any] = {"loss": mean_square, "time_limit": 1.0, "progress": False, "cache": False}
+OPTIONS: dict[str, Any] = {"loss": mean_square, "time_limit": 0.5, "progress": False, "cache": False}
 REGIONS = 2
 
 

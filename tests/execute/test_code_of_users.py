@@ -36,7 +36,7 @@ def test_hooks_on_the_module_on_tensors_and_on_parameters() -> None:
     plain, plain_seen = hooked(Net())
     wrapped, seen = hooked(Net())
     wrapped.load_state_dict(plain.state_dict())
-    wrapped = rematch.remat(wrapped, batch().requires_grad_(), budget="66%", time_limit=1.0)
+    wrapped = rematch.remat(wrapped, batch().requires_grad_(), budget="66%", time_limit=0.5)
     assert not seen  # planning runs no hooks
 
     def step(module: nn.Module) -> torch.Tensor:
@@ -166,7 +166,7 @@ def test_states_are_exchanged_with_plain_modules() -> None:
 
 def test_still_the_same_kind_of_module() -> None:
     plain = Net()
-    wrapped = rematch.remat(plain, batch(), budget="66%", time_limit=1.0)
+    wrapped = rematch.remat(plain, batch(), budget="66%", time_limit=0.5)
     assert type(wrapped) is Net
     assert wrapped.family == "tests"
     assert inspect.signature(wrapped.forward) == inspect.signature(plain.forward)

@@ -36,7 +36,7 @@ def fixed_parameters() -> None:
 
 def wrap(plain: nn.Module, sample: Any = None, **options: Any) -> nn.Module:
     """A copy of `plain` made to train in three quarters of its memory; `plain` stays as it is."""
-    return rematch.remat(copy.deepcopy(plain), sample, **{"budget": "75%", "time_limit": 1.0, **options})
+    return rematch.remat(copy.deepcopy(plain), sample, **{"budget": "75%", "time_limit": 0.5, **options})
 
 
 def assert_alike(wrapped: nn.Module, plain: nn.Module, step: Callable[[nn.Module], Any] = STEP, steps: int = 3) -> None:

@@ -18,7 +18,7 @@ from rematch.execute.replay.engine import Replay
 from tests.modules import BATCH, Net, batch, mean_square
 from tests.training import assert_same_steps, step_of, train
 
-REMAT: dict[str, Any] = {"budget": "70%", "time_limit": 1.0}
+REMAT: dict[str, Any] = {"budget": "70%", "time_limit": 0.5}
 STEP = step_of(batch(), mean_square)
 
 
@@ -141,7 +141,7 @@ class Winding(Net):
 
 def test_a_path_that_parts_from_its_plan_is_planned_for_the_next_call(ways: list[str]) -> None:
     plain = Winding()
-    wrapped = rematch.remat(copy.deepcopy(plain), batch(), engine="tape", budget=450_000, time_limit=1.0)
+    wrapped = rematch.remat(copy.deepcopy(plain), batch(), engine="tape", budget=450_000, time_limit=0.5)
     for turns in (0, 1, 0):
         wrapped.turns = plain.turns = turns
         alike(wrapped, plain, steps=3)
@@ -156,7 +156,7 @@ def test_a_module_that_never_takes_its_path_again_is_followed_without_plans(
     said: list[str] = []
     monkeypatch.setattr(runner.log, "warning", lambda message, *args: said.append(message % args))
     plain = Winding(norm=False)
-    wrapped = rematch.remat(copy.deepcopy(plain), batch(), engine="tape", budget="70%", time_limit=1.0)
+    wrapped = rematch.remat(copy.deepcopy(plain), batch(), engine="tape", budget="70%", time_limit=0.5)
     wrapped.eval()
     plain.eval()
     for turns in (1, 2, 3, 1, 2, 3, 1, 2, 3, 1):
@@ -188,7 +188,7 @@ def _asking_for(turns: int) -> torch.Tensor:
 def test_where_the_data_decides_a_plan_that_keeps_everything_is_watched_too(ways: list[str]) -> None:
     plain = Pondering()
     short, long = (_peak_bytes(plain, _asking_for(turns)) for turns in (0, 24))
-    wrapped = rematch.remat(copy.deepcopy(plain), _asking_for(0), engine="tape", budget=short * 2, time_limit=1.0)
+    wrapped = rematch.remat(copy.deepcopy(plain), _asking_for(0), engine="tape", budget=short * 2, time_limit=0.5)
     assert not rematch.plans_of(wrapped)[0].recomputed
     peaks = [_peak_bytes(wrapped, _asking_for(24)) for _ in range(3)]
     assert set(ways) == {"tape"}

@@ -25,7 +25,7 @@ from rematch.solvers import make_solver
 from tests.modules import Net, batch, mean_square
 from tests.training import assert_same_steps, step_of, train
 
-REMAT: dict[str, Any] = {"budget": "75%", "time_limit": 1.0, "progress": False}
+REMAT: dict[str, Any] = {"budget": "75%", "time_limit": 0.5, "progress": False}
 STEP = step_of(batch(), mean_square)
 
 

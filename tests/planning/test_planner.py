@@ -19,7 +19,7 @@ from tests.captures import Given, everything_twice
 from tests.modules import BATCH, Net, batch, mean_square
 from tests.training import assert_trains_alike, measured_peak, step_of
 
-REMAT: dict[str, Any] = {"budget": "75%", "time_limit": 1.0}
+REMAT: dict[str, Any] = {"budget": "75%", "time_limit": 0.5}
 CPU = torch.device("cpu")
 
 
@@ -78,7 +78,7 @@ def test_a_solver_of_the_users_own_is_asked_also_where_everything_fits() -> None
 
 
 def test_a_shape_that_the_old_schedule_does_not_fit_is_solved() -> None:
-    module = rematch.remat(Net(), batch(), budget=440_000, time_limit=1.0)
+    module = rematch.remat(Net(), batch(), budget=440_000, time_limit=0.5)
     module(batch(BATCH + 16))
     plan, larger = rematch.plans_of(module)
     assert larger.figures.solver == "auto"
@@ -126,7 +126,7 @@ def test_a_smaller_batch_never_raises() -> None:
     """Also with gradients there, which take memory that the first plan did not have to leave."""
     plain = Net()
     smallest = _smallest_budget(plain)
-    module = rematch.remat(copy.deepcopy(plain), batch(), budget=smallest, time_limit=1.0)
+    module = rematch.remat(copy.deepcopy(plain), batch(), budget=smallest, time_limit=0.5)
     warnings.simplefilter("ignore")  # that the gradients do not fit
     for size in (BATCH, BATCH - 1, 7, 2):
         for one in (module, plain):
@@ -158,7 +158,7 @@ def test_gradients_that_are_there_already_are_counted() -> None:
 
 def test_an_automatic_budget_is_what_is_free_beside_what_is_resident(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planner, "available_bytes", lambda device, name: 350_000)
-    plan = rematch.plan(Net(), batch(), budget="auto", time_limit=1.0)
+    plan = rematch.plan(Net(), batch(), budget="auto", time_limit=0.5)
     resident = sum(part(plan, role) for role in ("parameters", "buffers", "inputs"))
     assert plan.figures.budget_bytes == resident + 350_000
     assert plan.figures.peak_bytes <= plan.figures.budget_bytes
@@ -181,7 +181,7 @@ def test_a_given_loss_is_counted() -> None:
 
 def test_the_first_step_measures_the_loss_and_plans_again() -> None:
     plain = Net()
-    module = rematch.remat(copy.deepcopy(plain), batch(), budget=850_000, time_limit=1.0)
+    module = rematch.remat(copy.deepcopy(plain), batch(), budget=850_000, time_limit=0.5)
     (assumed,) = rematch.plans_of(module)
     assert assumed.figures.overhead_pct == 0.0
     assert_trains_alike(module, plain, batch(), hungry)
