@@ -47,7 +47,7 @@ test: setup
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
 
 test-all: setup
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m '' $(ARGS)
+	@REMATCH_TESTS=all $(BIN)/python -m pytest -n 2 --dist loadgroup -m '' $(ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

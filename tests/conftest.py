@@ -8,7 +8,9 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-settings.register_profile("rematch", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+from tests.examples import examples
+
+settings.register_profile("rematch", examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("rematch")
 
 

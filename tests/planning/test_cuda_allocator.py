@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from rematch.graph import (
     Compute,
@@ -26,6 +26,7 @@ from rematch.graph import (
 from rematch.planning.cuda_allocator import Allocator, OutOfMemory, fits, least_cap
 from rematch.planning.planner import Planner
 from rematch.planning.settings import Settings
+from tests.examples import examples
 
 MIB = 2**20
 
@@ -65,7 +66,7 @@ def test_idle_blocks_of_others_segments_are_used_and_never_given_back() -> None:
         allocator.allocate(12 * MIB)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     st.lists(st.tuples(st.integers(1, 64 * MIB), st.booleans(), st.integers(0, 10)), min_size=1, max_size=60),
     st.booleans(),

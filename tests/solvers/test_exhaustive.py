@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from rematch.errors import SolverError
 from rematch.graph import Graph, Op, Phase, Value, baseline, simulate
@@ -11,6 +11,7 @@ from rematch.graph.generators import chain, random_layered
 from rematch.solvers import BoundScope, Problem, Status, solve
 from rematch.solvers.common.order import Order
 from rematch.solvers.exhaustive import MOST_OPERATORS, Exhaustive, min_budget
+from tests.examples import examples
 from tests.reference import least_budget, least_seconds
 from tests.strategies import graphs, plain_graphs
 
@@ -21,7 +22,7 @@ tiny_graphs = st.one_of(graphs(max_ops=5, max_bytes=4), plain_graphs(max_ops=6, 
 
 
 @given(tiny_graphs, ORDERS, st.integers(0, 6))
-@settings(max_examples=200)
+@examples(200)
 def test_equals_brute_force(graph: Graph, order: Order, less: int) -> None:
     budget = simulate(graph, baseline(graph)).peak_bytes - less
     solution = solve(Problem(graph, budget), Exhaustive(order=order))
@@ -36,7 +37,7 @@ def test_equals_brute_force(graph: Graph, order: Order, less: int) -> None:
 
 
 @given(tiny_graphs, ORDERS)
-@settings(max_examples=200)
+@examples(200)
 def test_min_budget_equals_brute_force(graph: Graph, order: Order) -> None:
     assert min_budget(graph, order) == least_budget(graph, default_order=order == "default")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from rematch.graph import Graph, Op, Value, simulate
 from rematch.graph.generators import chain
@@ -13,11 +13,12 @@ from rematch.graph.transforms import with_batch
 from rematch.solvers import Problem, Progress, Status, solve
 from rematch.solvers.exhaustive import Exhaustive
 from rematch.solvers.max_batch import max_batch, most_seconds
+from tests.examples import examples
 from tests.problems import mirror_graphs, peak_bytes
 
 
 @given(mirror_graphs(max_layers=3), st.integers(1, 4), st.sampled_from((None, 0.5, 1.0)))
-@settings(max_examples=60)
+@examples(60)
 def test_equals_trying_every_batch(graph: Graph, times: int, passes: float | None) -> None:
     graph = Graph(graph.ops, graph.values, graph.targets, graph.held)
     budget = times * peak_bytes(graph)

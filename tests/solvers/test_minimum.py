@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from rematch.graph import Graph, Op, Phase, Value
 from rematch.graph.generators import chain, gpt
 from rematch.solvers import Deadline, Problem
 from rematch.solvers.exhaustive import min_budget
 from rematch.solvers.minimum import smallest_budget, surely_needed_bytes
+from tests.examples import examples
 from tests.problems import peak_bytes, tiny_problems
 
 SECONDS = 0.05  # a range is valid whenever it is looked at, so little time is enough to test it
 
 
 @given(tiny_problems())
-@settings(max_examples=60)
+@examples(60)
 def test_the_exact_smallest_budget_lies_in_the_range(problem: Problem) -> None:
     graph = problem.graph
     known = smallest_budget(graph, Deadline(SECONDS), exhaustive=False)
@@ -25,7 +26,7 @@ def test_the_exact_smallest_budget_lies_in_the_range(problem: Problem) -> None:
 
 
 @given(tiny_problems())
-@settings(max_examples=20)
+@examples(20)
 def test_the_range_of_a_tiny_graph_is_exact(problem: Problem) -> None:
     known = smallest_budget(problem.graph, Deadline())
     assert known.infeasible_up_to_bytes + 1 == min_budget(problem.graph, "default") == known.feasible_from_bytes
@@ -33,7 +34,7 @@ def test_the_range_of_a_tiny_graph_is_exact(problem: Problem) -> None:
 
 
 @given(tiny_problems())
-@settings(max_examples=60)
+@examples(60)
 def test_what_is_surely_needed_is_needed_in_any_order(problem: Problem) -> None:
     assert surely_needed_bytes(problem.graph) <= min_budget(problem.graph, "any")
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from rematch.errors import SolverError
 from rematch.graph import Graph, Link, Offload, baseline, simulate
 from rematch.graph.generators import chain, gpt
 from rematch.solvers import Problem, Status, make_solver, solve
 from rematch.solvers.poet import MOST_OPERATORS
+from tests.examples import examples
 from tests.solvers.transfers.test_joint import least_makespan, linked_problems
 
 
-@settings(max_examples=8)
+@examples(8)
 @given(linked_problems())
 def test_never_faster_than_the_best_schedule_and_never_over_the_budget(problem: Problem) -> None:
     found = solve(problem, "poet", time_limit=5.0)

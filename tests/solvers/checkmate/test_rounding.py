@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from rematch.errors import SolverError
 from rematch.graph import Graph, Op, Schedule, Value, simulate
@@ -13,13 +13,14 @@ from rematch.graph.matrices import to_matrices
 from rematch.solvers import BoundScope, Deadline, Problem, Status, solve
 from rematch.solvers.checkmate.rounding import Rounding, two_phase_roundings, without_spare_runs
 from rematch.solvers.common.policy import schedule_keeping
+from tests.examples import examples
 from tests.problems import peak_bytes, tiny_problems
 from tests.staged import check_against_staged_truth, fewest_staged_seconds
 from tests.strategies import graphs, sequences
 
 
 @given(tiny_problems(), st.booleans(), st.booleans(), st.sampled_from((None, 0.0, 0.1)))
-@settings(max_examples=150)
+@examples(150)
 def test_never_claims_more_than_the_truth(
     problem: Problem, randomized: bool, prune: bool, epsilon: float | None
 ) -> None:
@@ -81,7 +82,7 @@ def test_epsilon_is_a_share() -> None:
 
 
 @given(graphs(), st.data())
-@settings(max_examples=200)
+@examples(200)
 def test_any_policy_leads_to_a_schedule(graph: Graph, data: st.DataObject) -> None:
     stages = len(graph.ops) + 1
     bits = data.draw(st.lists(st.booleans(), min_size=stages * len(graph.values), max_size=stages * len(graph.values)))
@@ -92,7 +93,7 @@ def test_any_policy_leads_to_a_schedule(graph: Graph, data: st.DataObject) -> No
 
 
 @given(tiny_problems(), st.data())
-@settings(max_examples=100)
+@examples(100)
 def test_the_optimal_r_computes_no_more_than_another_schedule_with_that_s(
     problem: Problem, data: st.DataObject
 ) -> None:
@@ -121,7 +122,7 @@ def test_keeping_nothing_computes_everything_anew_in_every_stage() -> None:
 
 
 @given(tiny_problems(), st.data())
-@settings(max_examples=100)
+@examples(100)
 def test_pruning_keeps_the_budget_and_leaves_nothing_in_vain(problem: Problem, data: st.DataObject) -> None:
     graph = problem.graph
     schedule = Schedule.from_ops(graph, data.draw(sequences(graph)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from torch import nn
 
 import rematch
@@ -19,13 +19,14 @@ from rematch.solvers.checkmate.solver import MOST_UNPARTITIONED, Checkmate, inte
 from rematch.solvers.common.backends import _NEEDS, BACKENDS, require_backend
 from rematch.solvers.common.highs import minimise
 from rematch.solvers.exhaustive import min_budget
+from tests.examples import examples
 from tests.problems import changed_resident, fewest_seconds, held_for_the_loss, peak_bytes, tiny_problems
 from tests.staged import check_against_staged_truth, fewest_staged_seconds
 from tests.strategies import sequences
 
 
 @given(tiny_problems())
-@settings(max_examples=200)
+@examples(200)
 def test_finds_the_fastest_schedule_of_stages_or_proves_that_there_is_none(problem: Problem) -> None:
     solution = solve(problem, Checkmate(), time_limit=30.0)
     truth = fewest_staged_seconds(problem)
@@ -34,7 +35,7 @@ def test_finds_the_fastest_schedule_of_stages_or_proves_that_there_is_none(probl
 
 
 @given(tiny_problems(max_ops=5, max_layers=2))
-@settings(max_examples=150)
+@examples(150)
 def test_the_unpartitioned_form_does_so_among_any_stages(problem: Problem) -> None:
     solution = solve(problem, Checkmate(form="unpartitioned"), time_limit=60.0)
     truth = fewest_staged_seconds(problem, partitioned=False)
@@ -45,7 +46,7 @@ def test_the_unpartitioned_form_does_so_among_any_stages(problem: Problem) -> No
 
 
 @given(tiny_problems(), st.booleans())
-@settings(max_examples=100)
+@examples(100)
 def test_the_papers_form_of_frees_has_the_same_optimum(problem: Problem, split: bool) -> None:
     found = minimise(CheckmateModel(problem.graph, problem.budget_bytes, split=split).program, deadline=Deadline())
     truth = fewest_staged_seconds(problem)
@@ -99,7 +100,7 @@ def test_splitting_hazards_and_limiting_ends_of_stages_tightens_the_relaxation()
 
 
 @given(tiny_problems(), st.data())
-@settings(max_examples=100)
+@examples(100)
 def test_stages_that_need_no_account_change_nothing(problem: Problem, data: st.DataObject) -> None:
     """The relaxation with the recurrence in some stages, and in those only that it breaks, equals the whole one."""
     whole = minimise(CheckmateModel(problem.graph, problem.budget_bytes).program, deadline=Deadline(), relaxed=True)
@@ -117,7 +118,7 @@ def test_stages_that_need_no_account_change_nothing(problem: Problem, data: st.D
 
 
 @given(tiny_problems(), st.booleans(), st.data())
-@settings(max_examples=100)
+@examples(100)
 def test_a_start_is_a_point_of_the_program(problem: Problem, partitioned: bool, data: st.DataObject) -> None:
     """Any schedule, with a budget that holds it whatever its stages' order: fixing its columns leaves a point."""
     graph = problem.graph

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from rematch.errors import SolverError
 from rematch.graph import Graph, Op, Value, simulate
@@ -15,6 +15,7 @@ from rematch.solvers.checkpoints.articulation import articulation_points
 from rematch.solvers.checkpoints.checkpointing import checkpoint_policy, every_sqrt, greedy_segments
 from rematch.solvers.common.forward_pass import forward_ops, is_linear
 from rematch.solvers.common.policy import schedule_keeping
+from tests.examples import examples
 from tests.problems import check_against_truth, peak_bytes, tiny_problems
 
 ANYWHERE = ("ap_sqrt", "ap_greedy", "linearized_sqrt", "linearized_greedy")
@@ -22,7 +23,7 @@ LINEAR_ONLY = ("chen_sqrt", "chen_greedy", "revolve")
 
 
 @given(tiny_problems(), st.sampled_from(ANYWHERE + LINEAR_ONLY))
-@settings(max_examples=200)
+@examples(200)
 def test_never_claims_more_than_the_truth(problem: Problem, name: str) -> None:
     if name in ANYWHERE or is_linear(problem.graph):
         check_against_truth(problem, solve(problem, name))

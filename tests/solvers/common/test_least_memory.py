@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from rematch.graph import Graph, Op, Phase, Value
 from rematch.graph.generators import gpt
@@ -14,6 +14,7 @@ from rematch.solvers.common.least_memory import finally_needed_bytes, most_neede
 from rematch.solvers.common.precedence import Precedence
 from rematch.solvers.exhaustive import min_budget
 from rematch.solvers.minimum import surely_needed_bytes
+from tests.examples import examples
 from tests.problems import tiny_problems
 
 
@@ -22,7 +23,7 @@ def needed(graph: Graph) -> int:
 
 
 @given(tiny_problems())
-@settings(max_examples=200)
+@examples(200)
 def test_no_schedule_in_default_order_needs_less(problem: Problem) -> None:
     graph = problem.graph
     assert graph.largest_op_bytes <= needed(graph) <= min_budget(graph, "default")
@@ -62,7 +63,7 @@ def test_on_training_graphs_it_proves_more_than_the_largest_operator() -> None:
 
 
 @given(tiny_problems())
-@settings(max_examples=100)
+@examples(100)
 def test_the_last_runs_of_what_lasts_need_no_more_than_any_schedule(problem: Problem) -> None:
     assert finally_needed_bytes(problem.graph) <= min_budget(problem.graph, "any")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from rematch.errors import ScheduleError
 from rematch.graph import Graph, Op, Phase, Schedule, Value, baseline, simulate
@@ -13,6 +13,7 @@ from rematch.solvers import Problem
 from rematch.solvers.common import local_search
 from rematch.solvers.common.local_search import LocalSearch, make_model, make_state, recomputations_of, schedule_of
 from rematch.solvers.common.pauses import PausedGraph
+from tests.examples import examples
 from tests.problems import changed_resident, held_for_the_loss
 from tests.strategies import graphs, sequences, staged_sequences
 
@@ -68,7 +69,7 @@ class Replay:
 
 
 @given(graphs(), st.data())
-@settings(max_examples=300)
+@examples(300)
 def test_memory_of_any_set_equals_the_oracles(graph: Graph, data: st.DataObject) -> None:
     replay = Replay(less_than_baseline(graph, 80))
     replay.check()
@@ -80,7 +81,7 @@ def test_memory_of_any_set_equals_the_oracles(graph: Graph, data: st.DataObject)
 
 
 @given(graphs(max_ops=10), st.integers(30, 100), st.integers(0, 2**32), st.sampled_from((0.0, 0.3, 10.0)))
-@settings(max_examples=150)
+@examples(150)
 def test_memory_equals_the_oracles_along_accepted_and_undone_moves(
     graph: Graph, percent: int, seed: int, temperature: float
 ) -> None:
@@ -172,7 +173,7 @@ def test_ends_when_nothing_can_be_recomputed() -> None:
 
 
 @given(graphs(), st.data())
-@settings(max_examples=100)
+@examples(100)
 def test_adopts_any_schedule_in_default_order_and_is_never_worse(graph: Graph, data: st.DataObject) -> None:
     schedule = Schedule.from_ops(graph, data.draw(sequences(graph)))
     seen = simulate(graph, schedule).checked()

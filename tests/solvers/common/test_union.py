@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from rematch.graph import Graph, Op, Schedule, Value, simulate
 from rematch.graph.generators import unet
@@ -13,6 +13,7 @@ from rematch.solvers import Deadline, Problem, solve
 from rematch.solvers.common import union as module
 from rematch.solvers.common.pruning import as_late_as_possible, in_default_order, in_turn, pruned
 from rematch.solvers.common.union import best_of_union, stages_of
+from tests.examples import examples
 from tests.problems import peak_bytes, tiny_problems
 from tests.strategies import sequences
 
@@ -74,7 +75,7 @@ def test_recomputations_move_to_where_they_are_needed_and_take_theirs_along() ->
     assert as_late_as_possible(graph, early).tolist() == [0, 1, 2, 2, 3, 0, 1, 4]
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(tiny_problems(), st.data())
 def test_as_late_as_possible_keeps_rules_and_adds_nothing(problem: Problem, data: st.DataObject) -> None:
     graph = problem.graph
@@ -86,7 +87,7 @@ def test_as_late_as_possible_keeps_rules_and_adds_nothing(problem: Problem, data
     assert late[np.sort(np.unique(late, return_index=True)[1])].tolist() == list(graph.order)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(tiny_problems(), st.data())
 def test_all_runs_of_an_optimal_schedule_are_found_again(problem: Problem, data: st.DataObject) -> None:
     """Whatever else is in the union, no rule is broken, and nothing slower than the optimum in it is returned."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from rematch.errors import SolverError
 from rematch.graph import Graph, baseline, simulate
@@ -11,6 +11,7 @@ from rematch.graph.generators import chain, gpt, random_layered
 from rematch.solvers import BoundScope, Problem, Progress, Status, solve
 from rematch.solvers.default.anneal import Anneal
 from rematch.solvers.exhaustive import Exhaustive
+from tests.examples import examples
 from tests.problems import peak_bytes
 from tests.strategies import graphs, plain_graphs
 
@@ -20,7 +21,7 @@ def less_than_baseline(graph: Graph, percent: int) -> Problem:
 
 
 @given(st.one_of(graphs(max_ops=5, max_bytes=4), plain_graphs(max_ops=6, max_bytes=4)), st.integers(0, 6))
-@settings(max_examples=100)
+@examples(100)
 def test_never_beats_the_ground_truth_and_keeps_the_budget(graph: Graph, less: int) -> None:
     problem = Problem(graph, peak_bytes(graph) - less)
     truth = solve(problem, Exhaustive(order="default"))

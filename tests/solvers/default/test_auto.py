@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from rematch.graph import Graph, baseline, simulate
 from rematch.graph.generators import chain, gpt, random_layered, training_graph
 from rematch.solvers import BoundScope, Deadline, Problem, Progress, Solution, Status, solve
 from rematch.solvers.default.auto import Auto
 from rematch.solvers.exhaustive import min_budget
+from tests.examples import examples
 from tests.problems import check_against_truth, fewest_seconds, peak_bytes, tiny_problems
 from tests.solvers.common.test_local_search import reverse_at_the_end
 
@@ -42,14 +43,14 @@ def small_problems(seeds: range) -> Iterator[Problem]:
 
 
 @given(tiny_problems())
-@settings(max_examples=60)
+@examples(60)
 def test_never_claims_more_than_the_truth(problem: Problem) -> None:
     seconds = ENOUGH_SECONDS if fewest_seconds(problem) is not None else NO_SCHEDULE_SECONDS
     check_against_truth(problem, solve(problem, ITS_PARTS, time_limit=seconds))
 
 
 @given(tiny_problems())
-@settings(max_examples=10)
+@examples(10)
 def test_never_claims_more_than_the_truth_with_two_threads(problem: Problem) -> None:
     check_against_truth(problem, solve(problem, Auto(exhaustive=False), time_limit=0.5))
 

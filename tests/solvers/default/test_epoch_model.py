@@ -6,13 +6,14 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from rematch.graph import Graph
 from rematch.solvers import Deadline, Problem
 from rematch.solvers.common.highs import minimise
 from rematch.solvers.common.precedence import Precedence
 from rematch.solvers.default.epoch_model import EpochModel, Refinement
+from tests.examples import examples
 from tests.problems import changed_resident, fewest_seconds, held_for_the_loss, tiny_problems
 
 TOLERANCE = 1e-5  # percent of the time without recomputation; the program is solved to 1e-6
@@ -56,7 +57,7 @@ def everything(graph: Graph, *, suffixes: bool = True) -> Refinement:
 
 
 @given(tiny_problems(), st.data())
-@settings(max_examples=300)
+@examples(300)
 def test_no_refinement_proves_more_than_the_truth(problem: Problem, data: st.DataObject) -> None:
     refinement = data.draw(refinements(problem.graph))
     linear, whole = (bound_percent(problem, refinement, relaxed=relaxed) for relaxed in (True, False))
@@ -65,7 +66,7 @@ def test_no_refinement_proves_more_than_the_truth(problem: Problem, data: st.Dat
 
 
 @given(tiny_problems(), st.booleans())
-@settings(max_examples=100)
+@examples(100)
 def test_seeing_everything_still_proves_no_more_than_the_truth(problem: Problem, suffixes: bool) -> None:
     assert bound_percent(problem, everything(problem.graph, suffixes=suffixes)) <= least_percent(problem) + TOLERANCE
 
@@ -76,7 +77,7 @@ def test_seeing_everything_proves_what_one_recomputation_costs(problem: Problem)
 
 
 @given(tiny_problems(), st.data())
-@settings(max_examples=100)
+@examples(100)
 def test_looking_more_closely_never_proves_less(problem: Problem, data: st.DataObject) -> None:
     fine = data.draw(refinements(problem.graph))
     whole = bound_percent(problem, fine)
@@ -85,7 +86,7 @@ def test_looking_more_closely_never_proves_less(problem: Problem, data: st.DataO
 
 
 @given(tiny_problems(), st.data())
-@settings(max_examples=100)
+@examples(100)
 def test_suffixes_are_implied_for_whole_numbers_only(problem: Problem, data: st.DataObject) -> None:
     plain = replace(data.draw(refinements(problem.graph)), suffixes=False)
     tight = replace(plain, suffixes=True)
@@ -95,7 +96,7 @@ def test_suffixes_are_implied_for_whole_numbers_only(problem: Problem, data: st.
 
 
 @given(tiny_problems(), st.data())
-@settings(max_examples=100)
+@examples(100)
 def test_another_moment_never_proves_less(problem: Problem, data: st.DataObject) -> None:
     few = Refinement(data.draw(refinements(problem.graph)).moments)
     more = Refinement(tuple(sorted({*few.moments, data.draw(st.integers(0, len(problem.graph.ops) - 1))})))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from rematch.graph import Graph, Op, Schedule, Value, baseline, simulate
 from rematch.graph.generators import chain, gpt, random_layered
@@ -25,6 +25,7 @@ from rematch.solvers.default.epochs import (
     search_epochs,
 )
 from rematch.solvers.incumbent import Incumbent
+from tests.examples import examples
 from tests.problems import (
     changed_resident,
     check_against_truth,
@@ -37,13 +38,13 @@ from tests.solvers.default.test_epoch_model import refinements
 
 
 @given(tiny_problems(), st.integers(1, 8))
-@settings(max_examples=150)
+@examples(150)
 def test_never_claims_more_than_the_truth(problem: Problem, moments: int) -> None:
     check_against_truth(problem, solve(problem, Epochs(moments=moments), time_limit=5.0))
 
 
 @given(tiny_problems(), st.data())
-@settings(max_examples=150)
+@examples(150)
 def test_a_lifted_point_is_a_schedule_that_costs_what_the_program_says(problem: Problem, data: st.DataObject) -> None:
     """Unless something runs twice in its own first epoch, which may be in vain and is then left out."""
     graph = problem.graph
@@ -60,7 +61,7 @@ def test_a_lifted_point_is_a_schedule_that_costs_what_the_program_says(problem: 
 
 
 @given(tiny_problems(), st.data())
-@settings(max_examples=100)
+@examples(100)
 def test_a_lifted_schedule_within_the_budget_is_optimal(problem: Problem, data: st.DataObject) -> None:
     model = EpochModel(Precedence.of(problem.graph), problem.budget_bytes, data.draw(refinements(problem.graph)))
     found = minimise(model.program, deadline=Deadline())
@@ -128,7 +129,7 @@ def test_schedules_over_the_budget_are_handed_on() -> None:
 
 
 @given(tiny_problems())
-@settings(max_examples=100)
+@examples(100)
 def test_the_linear_relaxation_never_claims_more_than_the_truth(problem: Problem) -> None:
     incumbent = Incumbent(problem, Deadline(5.0), lambda progress: None)
     relax_epochs(incumbent)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from rematch.graph import Graph, simulate
 from rematch.graph.generators import chain, gpt, unet
@@ -11,11 +11,12 @@ from rematch.solvers import Deadline, Problem
 from rematch.solvers.common.least_memory import most_needed_bytes
 from rematch.solvers.common.precedence import Precedence
 from rematch.solvers.default.frugal import frugal_schedule
+from tests.examples import examples
 from tests.problems import tiny_problems
 
 
 @given(tiny_problems())
-@settings(max_examples=60)
+@examples(60)
 def test_what_is_found_keeps_the_budget_and_the_default_order(problem: Problem) -> None:
     found = frugal_schedule(problem, Deadline())
     if found is not None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from rematch.graph import Graph, Op, Value, baseline, simulate
 from rematch.graph.generators import chain, gpt
 from rematch.solvers import BoundScope, Deadline, Problem, Progress, Status, solve
 from rematch.solvers.default.greedy import Greedy, greedy_schedule
+from tests.examples import examples
 from tests.problems import check_against_truth, peak_bytes, tiny_problems
 
 
@@ -27,7 +28,7 @@ def two_candidates(first_seconds: float = 1.0, first_bytes: int = 6) -> Graph:
 
 
 @given(tiny_problems())
-@settings(max_examples=150)
+@examples(150)
 def test_never_claims_more_than_the_truth(problem: Problem) -> None:
     solution = solve(problem, Greedy())
     check_against_truth(problem, solution)
@@ -35,7 +36,7 @@ def test_never_claims_more_than_the_truth(problem: Problem) -> None:
 
 
 @given(tiny_problems())
-@settings(max_examples=100)
+@examples(100)
 def test_what_it_ends_with_is_a_schedule_in_default_order_even_over_the_budget(problem: Problem) -> None:
     schedule = greedy_schedule(problem, Deadline())
     simulate(problem.graph, schedule).checked()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from rematch.errors import SolverError
 from rematch.graph import Graph, Op, Value, baseline, simulate
@@ -15,6 +15,7 @@ from rematch.solvers import BoundScope, Deadline, Problem, Status, solve
 from rematch.solvers.default.auto import Auto
 from rematch.solvers.default.orders import any_order_bound, lighter_order
 from rematch.solvers.exhaustive import Exhaustive
+from tests.examples import examples
 from tests.problems import peak_bytes, tiny_problems
 from tests.strategies import graphs
 
@@ -32,7 +33,7 @@ def two_to_shrink() -> Problem:
 
 
 @given(tiny_problems())
-@settings(max_examples=150)
+@examples(150)
 def test_the_bound_holds_for_every_order(problem: Problem) -> None:
     found = any_order_bound(problem, Deadline(10.0))
     truth = solve(problem, Exhaustive(order="any")).lower_bound_seconds

@@ -10,7 +10,7 @@ from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from rematch.errors import GraphError
 from rematch.graph import Graph, Op, Phase, Simulation, Value, simulate
@@ -27,6 +27,7 @@ from rematch.solvers.feng_huang.reforward import Reforward
 from rematch.solvers.feng_huang.segments import Dag, Segment, largest_segments, loss_bytes, segments_between
 from rematch.solvers.feng_huang.within_budget import FastestCheckpoints
 from rematch.solvers.incumbent import Incumbent
+from tests.examples import examples
 from tests.problems import changed_resident, check_against_truth, held_for_the_loss, peak_bytes, tiny_problems
 
 EXAMPLE = (10, 8, 9, 6, 7, 10)  # figure 2 of the supplement
@@ -128,7 +129,7 @@ def test_a_term_has_the_cheapest_checkpoints_of_no_larger_segments(dag: Dag, ter
 
 
 @given(dags())
-@settings(max_examples=300)
+@examples(300)
 def test_no_set_of_checkpoints_has_less_loss(dag: Dag) -> None:
     assert best_checkpoints(divide(dag)).loss_bytes == least_loss_bytes(dag)
 
@@ -171,7 +172,7 @@ def members_of(tree: DivisionTree, node: DivisionNode) -> list[Segment]:
 
 
 @given(dags(max_vertices=8))
-@settings(max_examples=200)
+@examples(200)
 def test_the_division_is_complete(dag: Dag) -> None:
     """2.3: no segment lies across members, except runs of a linear one's and unions of a branching one's."""
     tree = divide(dag)
@@ -193,7 +194,7 @@ def child_around(tree: DivisionTree, node: DivisionNode, inside: frozenset[int])
 
 
 @given(dags(max_vertices=9))
-@settings(max_examples=200)
+@examples(200)
 def test_lemmas_5_to_7_on_complicated_segments(dag: Dag) -> None:
     tree = divide(dag)
     complicated = [node for node in tree.nodes if node.kind is Kind.COMPLICATED]
@@ -344,7 +345,7 @@ def test_refuses_checkpoints_that_leave_no_independent_segments() -> None:
 
 
 @given(tiny_problems(), st.booleans())
-@settings(max_examples=300)
+@examples(300)
 def test_never_claims_more_than_the_truth(problem: Problem, memory_alone: bool) -> None:
     check_against_truth(problem, solve(problem, "feng_huang", memory_alone=memory_alone))
 
@@ -401,7 +402,7 @@ def test_the_best_set_of_checkpoints_on_small_graphs(seed: int) -> None:
 
 
 @given(tiny_problems())
-@settings(max_examples=100)
+@examples(100)
 def test_branch_and_bound_rules_out_nothing_that_is_better(problem: Problem) -> None:
     graph = problem.graph
     again = Reforward(graph)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, combinations, count
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from rematch.errors import ScheduleError, SolverError
 from rematch.solvers.base import Deadline
@@ -18,6 +18,7 @@ from rematch.solvers.hiremate.hilp import heuristic, price, solve_level
 from rematch.solvers.hiremate.hilp_model import HilpModel
 from rematch.solvers.hiremate.level import Layer, LayerOption, Level, LevelSolution, Moment, Pass, Run
 from rematch.solvers.hiremate.pricing import Judge
+from tests.examples import examples
 
 LOSS = Run(Pass.LOSS)
 
@@ -285,13 +286,13 @@ def solved(level: Level, budget_bytes: int, **options: bool) -> LevelSolution | 
 # --- the program ------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=120)
+@examples(120)
 @given(levels(), st.integers(0, 8), st.booleans(), st.booleans())
 def test_equals_the_search(level: Level, less: int, corrections: bool, repeat_backward: bool) -> None:
     check_against_search(level, less, corrections=corrections, repeat_backward=repeat_backward)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(levels(most_layers=3, most_data=3), st.integers(1, 8))
 def test_equals_the_search_with_three_layers(level: Level, less: int) -> None:
     check_against_search(level, less, corrections=True, repeat_backward=False)

@@ -8,7 +8,7 @@ import threading
 from typing import Any
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from rematch.errors import ScheduleError, SolverError
 from rematch.graph import Graph, Op, Schedule, Value, baseline, simulate
@@ -17,6 +17,7 @@ from rematch.solvers import BoundScope, Problem, Progress, Solution, Status, sol
 from rematch.solvers.exhaustive import Exhaustive
 from rematch.solvers.moccasin.model import Events, FreeEvents, RetentionModel, StagedEvents, without_vain
 from rematch.solvers.moccasin.solver import Moccasin, ModelSize, WholeCosts
+from tests.examples import examples
 from tests.problems import changed_resident, held_for_the_loss, peak_bytes, tiny_problems
 from tests.strategies import graphs, sequences, staged_sequences
 
@@ -35,19 +36,19 @@ def check_equals_truth(problem: Problem, solver: Moccasin) -> None:
 
 
 @given(tiny_problems(), st.sampled_from(("greedy", "phase 1")))
-@settings(max_examples=150)
+@examples(150)
 def test_with_enough_computations_and_passes_the_default_order_is_exact(problem: Problem, begin: Any) -> None:
     check_equals_truth(problem, Moccasin(begin=begin, **ENOUGH))
 
 
 @given(tiny_problems(max_ops=6, max_layers=2), st.sampled_from(("greedy", "phase 1")))
-@settings(max_examples=150)
+@examples(150)
 def test_with_enough_computations_any_order_is_exact(problem: Problem, begin: Any) -> None:
     check_equals_truth(problem, Moccasin(order="any", computations=4, workers=1, begin=begin))
 
 
 @given(tiny_problems(max_ops=5, max_layers=2), st.sampled_from(("any", "default")))
-@settings(max_examples=60)
+@examples(60)
 def test_reservoirs_say_the_same_as_literals(problem: Problem, order: Any) -> None:
     first, second = (
         solve(problem, Moccasin(order=order, precedences=precedences, workers=1))
@@ -58,7 +59,7 @@ def test_reservoirs_say_the_same_as_literals(problem: Problem, order: Any) -> No
 
 
 @given(tiny_problems(), st.integers(1, 3))
-@settings(max_examples=100)
+@examples(100)
 def test_with_fewer_computations_never_below_the_truth_and_says_what_it_looked_at(problem: Problem, limit: int) -> None:
     solution = solve(problem, Moccasin(computations=limit, workers=1))
     truth = solve(problem, Exhaustive(order="default"))
@@ -98,7 +99,7 @@ def fits_as_hinted(graph: Graph, schedule: Schedule, order: str, budget_bytes: i
 
 
 @given(graphs(), st.sampled_from(("any", "default")), st.data())
-@settings(max_examples=100)
+@examples(100)
 def test_the_model_sees_the_peak_that_the_oracle_sees(graph: Graph, order: str, data: st.DataObject) -> None:
     sequence = data.draw(sequences(graph) if order == "any" else staged_sequences(graph))
     schedule = without_vain(graph, Schedule.from_ops(graph, sequence))

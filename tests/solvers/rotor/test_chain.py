@@ -7,10 +7,11 @@ from heapq import heappop, heappush
 from itertools import count
 
 import numpy as np
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from rematch.solvers.common.options import Option
 from rematch.solvers.rotor.chain import Action, Alone, ChainBlock, ChainTable, in_slots
+from tests.examples import examples
 
 SIZES = st.integers(0, 4)
 SECONDS = st.integers(0, 5).map(float)
@@ -120,7 +121,7 @@ def moves(blocks: list[ChainBlock], memory: int, state: State) -> Iterator[tuple
 
 
 @given(chains(max_blocks=3))
-@settings(max_examples=60)
+@examples(60)
 def test_equals_a_search_over_all_persistent_sequences(blocks: list[ChainBlock]) -> None:
     """On both sides of each amount of memory at which the time changes."""
     seconds = ChainTable.of(blocks, 60, 1).seconds

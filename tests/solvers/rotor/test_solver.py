@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings, strategies as st
+from hypothesis import assume, given, strategies as st
 
 import rematch
 from rematch.errors import SolverError
@@ -28,6 +28,7 @@ from rematch.solvers.rotor.solver import (
     slots_worth_trying,
     solved,
 )
+from tests.examples import examples
 from tests.modules import Net, batch
 from tests.problems import check_against_truth, fewest_seconds, mirror_graphs, peak_bytes, tiny_problems
 
@@ -167,7 +168,7 @@ def test_the_table_is_conservative(graph: Graph) -> None:
 
 
 @given(mirror_graphs(max_layers=5))
-@settings(max_examples=60)
+@examples(60)
 def test_the_table_is_conservative_on_small_graphs(graph: Graph) -> None:
     cut = cut_into_blocks(graph, 128)
     assume(cut is not None)
@@ -195,7 +196,7 @@ def uniform_chains(draw: st.DrawFn, max_layers: int = 5) -> Graph:
 
 
 @given(uniform_chains(), st.data())
-@settings(max_examples=60)
+@examples(60)
 def test_finds_the_optimum_of_chains(graph: Graph, data: st.DataObject) -> None:
     """With slots of a byte; what is best of all can keep a value that is not used next, which rotor never does."""
     problem = Problem(graph, data.draw(st.integers(graph.largest_op_bytes, peak_bytes(graph))))
@@ -207,14 +208,14 @@ def test_finds_the_optimum_of_chains(graph: Graph, data: st.DataObject) -> None:
 
 
 @given(tiny_problems() | st.builds(Problem, mirror_graphs(), st.integers(5, 40)))
-@settings(max_examples=100)
+@examples(100)
 def test_never_claims_more_than_the_truth(problem: Problem) -> None:
     assume(Rotor().applicable(problem))
     check_against_truth(problem, solve(problem, Rotor(slots=60)))
 
 
 @given(mirror_graphs(), st.integers(5, 40))
-@settings(max_examples=60)
+@examples(60)
 def test_first_computations_are_in_default_order(graph: Graph, budget_bytes: int) -> None:
     problem = Problem(graph, budget_bytes)
     assume(Rotor().applicable(problem))

@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 from itertools import count
 
 import pytest
-from hypothesis import assume, given, settings, strategies as st
+from hypothesis import assume, given, strategies as st
 
 from rematch.graph import Compute, Fetch, Free, Graph, Link, Offload, Op, Phase, Schedule, Value, baseline, simulate
 from rematch.graph.generators import gpt
@@ -21,6 +21,7 @@ from rematch.solvers.transfers.fetchable import Fetchable
 from rematch.solvers.transfers.joint_model import JointModel
 from rematch.solvers.transfers.placing import placed
 from rematch.solvers.transfers.waiting import waits
+from tests.examples import examples
 from tests.reference import Broken, State, advance, finished
 from tests.strategies import graphs, sequences
 
@@ -123,7 +124,7 @@ def linked_problems(draw: st.DrawFn) -> Problem:
     return Problem(graph, draw(st.integers(least, max(least, simulate(graph, baseline(graph)).peak_bytes - 1))))
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(linked_problems(), st.sets(st.integers(0, 4), min_size=1, max_size=3), st.booleans())
 def test_no_schedule_is_faster_than_the_relaxation(problem: Problem, moments: set[int], whole: bool) -> None:
     graph = problem.graph
@@ -139,7 +140,7 @@ def test_no_schedule_is_faster_than_the_relaxation(problem: Problem, moments: se
 
 
 @given(linked_problems())
-@settings(max_examples=6)
+@examples(6)
 def test_moving_never_makes_a_plan_slower_than_recomputation_alone(problem: Problem) -> None:
     joint, alone = (solve(one, "auto", time_limit=0.5, seed=3) for one in (problem, problem.without_link()))
     if alone.schedule is not None:
@@ -148,7 +149,7 @@ def test_moving_never_makes_a_plan_slower_than_recomputation_alone(problem: Prob
         assert simulate(problem.graph, joint.schedule).checked().seconds <= slowest + 1e-9
 
 
-@settings(max_examples=6)
+@examples(6)
 @given(linked_problems())
 def test_auto_says_nothing_that_is_not_so(problem: Problem) -> None:
     found = solve(problem, "auto", time_limit=0.3)
@@ -162,7 +163,7 @@ def test_auto_says_nothing_that_is_not_so(problem: Problem) -> None:
         assert simulate(problem.graph, found.schedule).checked().seconds >= fastest - 1e-9
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(st.data(), graphs(max_ops=5))
 def test_placing_keeps_schedules_valid_and_within_the_budget(data: st.DataObject, graph: Graph) -> None:
     graph = replace(graph, link=Link(2.0, 2.0, host_bytes=100))

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from rematch.errors import SolverError
 from rematch.graph import Graph, Op, Schedule, Value, simulate
@@ -23,6 +23,7 @@ from rematch.solvers.treewidth.algorithm3 import AsPrinted
 from rematch.solvers.treewidth.interleaved import PathRecursion, Prelude, TooLong, _Run, condense, flatten, merge
 from rematch.solvers.treewidth.path_decomposition import Spine, path_decomposition, spine_along, with_spine
 from rematch.solvers.treewidth.pwremat import PathSchedules
+from tests.examples import examples
 from tests.narrow import folded, is_valid, memory, narrow, readers_of
 from tests.problems import check_against_truth, mirror_graphs, peak_bytes, tiny_problems
 from tests.strategies import graphs
@@ -249,7 +250,7 @@ def test_sequences_keep_the_rules_of_any_graph(graph: Graph, order: Order, stop_
         assert tuple(dict.fromkeys(sequence.tolist())) == graph.order
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(tiny_problems())
 def test_never_beats_the_truth_and_keeps_the_default_order(problem: Problem) -> None:
     solution = solve(problem, "pwremat", order="default")
@@ -267,7 +268,7 @@ def test_first_runs_stay_where_they_are_if_asked() -> None:
     assert pruned(graph, sequence, 0, keep_first=True).tolist() == [0, 1, 2]
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(tiny_problems(max_ops=7, max_layers=3))
 def test_in_any_order_never_beats_the_truth(problem: Problem) -> None:
     seen = verify(problem, solve(problem, "pwremat", order="any"))
