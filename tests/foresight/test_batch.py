@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,8 @@ def test_a_graph_between_two_batches_has_the_sizes_of_a_recorded_one() -> None:
     small, large, third = (rematch.trace(net, batch(size), loss=mean_square, device="h200") for size in (2, 4, 64))
     guessed = between(small, large, batches=(2, 4), batch=64)
     assert guessed.fingerprint == third.fingerprint
-    assert guessed.values == third.values
+    for one, other in zip(guessed.values, third.values, strict=True):  # what is worth moving depends on its size
+        assert replace(one, movable=True) == replace(other, movable=True)
 
 
 class Fickle(Net):
