@@ -1,11 +1,6 @@
-"""Two processes with gloo between them: one plan for both, and gradients as without a budget, bit by bit.
-
-What they do takes most of a minute, so all is one test, which looks at their results in turn.
-"""
+"""Two processes with gloo between them: one plan for both, and gradients as without a budget, bit by bit."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -13,26 +8,20 @@ import torch.distributed as dist
 from rematch.execute.ranks import in_a_group
 from tests.processes import Results, of_two_ranks
 
-CASES = ["data_parallel", "compiled", "sharded", "tensor_parallel", "stages"]
+pytestmark = [
+    pytest.mark.skipif(not dist.is_available(), reason="needs a torch built with distributed training"),
+    pytest.mark.xdist_group("two ranks"),
+]
 
 
-@pytest.mark.skipif(not dist.is_available(), reason="needs a torch built with distributed training")
-def test_two_ranks(tmp_path: Path, subtests: pytest.Subtests) -> None:
-    results = of_two_ranks("tests.execute.two_ranks", tmp_path, CASES)
-    checks = [
-        all_ranks_take_the_plan_of_rank_0,
-        data_parallel,
-        data_parallel_through_torch_compile,
-        sharded_by_blocks_and_as_a_whole,
-        tensor_parallel_neither_hangs_nor_differs,
-        pipeline_stages_have_budgets_of_their_own,
-    ]
-    for check in checks:
-        with subtests.test(check.__name__):
-            check(results)
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """What both ranks wrote, by case."""
+    cases = ["data_parallel", "compiled", "sharded", "tensor_parallel", "stages"]
+    return of_two_ranks("tests.execute.two_ranks", tmp_path_factory.mktemp("ranks"), cases)
 
 
-def all_ranks_take_the_plan_of_rank_0(results: Results) -> None:
+def test_all_ranks_take_the_plan_of_rank_0(results: Results) -> None:
     first, second = results["data_parallel"]
     assert first["recomputed"] > 0
     assert first["schedule"] == second["schedule"]
@@ -40,38 +29,40 @@ def all_ranks_take_the_plan_of_rank_0(results: Results) -> None:
     assert first["alone"] != second["alone"], "with share=False each rank searches"
 
 
-def data_parallel(results: Results) -> None:
-    for result in results["data_parallel"]:
-        assert result["equal"]
-        assert len(result["buckets"]) > 2
-        assert result["buckets"] == result["plain_buckets"], "buckets leave as early as without a budget"
-        assert "rematch first, then DistributedDataParallel" in result["refused"]
+@pytest.mark.parametrize("rank", range(2))
+def test_data_parallel(results: Results, rank: int) -> None:
+    result = results["data_parallel"][rank]
+    assert result["equal"]
+    assert len(result["buckets"]) > 2
+    assert result["buckets"] == result["plain_buckets"], "buckets leave as early as without a budget"
+    assert "rematch first, then DistributedDataParallel" in result["refused"]
 
 
-def data_parallel_through_torch_compile(results: Results) -> None:
+def test_data_parallel_through_torch_compile(results: Results) -> None:
     first, second = results["compiled"]
     assert first["close"] and second["close"]
     assert first["recomputed"] > 0 and second["recomputed"] > 0
     assert first["norms"] == second["norms"], "gradients are those of both ranks"
 
 
-def sharded_by_blocks_and_as_a_whole(results: Results) -> None:
-    for result in results["sharded"]:
-        assert result["blocks"] and result["whole"]
-        assert min(result["blocks_recomputed"]) > 0 and min(result["whole_recomputed"]) > 0
-        assert "rematch first, then fully_shard" in result["refused"]
-        for name in ("blocks", "whole"):
-            measured, planned = result[f"{name}_saved"]
-            assert measured >= planned > 0, "memory that plans save is saved, whatever FSDP2 has beside it"
-        peak_bytes, budget_bytes = result["whole_peak"]
-        assert peak_bytes <= budget_bytes
+@pytest.mark.parametrize("rank", range(2))
+def test_sharded_by_blocks_and_as_a_whole(results: Results, rank: int) -> None:
+    result = results["sharded"][rank]
+    assert result["blocks"] and result["whole"]
+    assert min(result["blocks_recomputed"]) > 0 and min(result["whole_recomputed"]) > 0
+    assert "rematch first, then fully_shard" in result["refused"]
+    for name in ("blocks", "whole"):
+        measured, planned = result[f"{name}_saved"]
+        assert measured >= planned > 0, "memory that plans save is saved, whatever FSDP2 has beside it"
+    peak_bytes, budget_bytes = result["whole_peak"]
+    assert peak_bytes <= budget_bytes
 
 
-def tensor_parallel_neither_hangs_nor_differs(results: Results) -> None:
+def test_tensor_parallel_neither_hangs_nor_differs(results: Results) -> None:
     assert all(result["equal"] for result in results["tensor_parallel"])
 
 
-def pipeline_stages_have_budgets_of_their_own(results: Results) -> None:
+def test_pipeline_stages_have_budgets_of_their_own(results: Results) -> None:
     for rank in results["stages"]:
         for microbatches, result in rank.items():
             assert result["equal"]
