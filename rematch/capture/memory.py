@@ -22,6 +22,7 @@ from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfi
 
 LEAST_MOVED_BYTES = 2**14  # of a value that may move to host memory: starting the copy of less takes longer than it
 _ALLOCATOR_CONF = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # where users say how the allocator works
+_END_MARK = "rematch: the end of what is measured"
 _ASKED: list[str] = []  # settings that we asked for
 
 
@@ -75,7 +76,11 @@ def random_state_bytes(device: torch.device) -> int:
 
 
 class PeakMemory:
-    """Context manager; `peak_bytes` and `end_bytes` are there after it, relative to its start."""
+    """Context manager; `peak_bytes` and `end_bytes` are there after it, relative to its start.
+
+    On CPU the profiler must be stopped where it was started: autograd's engine puts back the thread's state when it
+    returns, and a profiler that was stopped inside a backward comes back broken. There, `mark` the end and stop later.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -104,6 +109,11 @@ class PeakMemory:
             )
             self._recording = True
 
+    def mark(self) -> None:
+        """On CPU, let what follows until `stop` count no more."""
+        with torch.profiler.record_function(_END_MARK):
+            pass
+
     def stop(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -113,15 +123,10 @@ class PeakMemory:
         if not self._recording:
             return
         self._recording = False
-        allocated = 0
         for thread in _disable_profiler_legacy():
             for event in thread:
+                if event.name() == _END_MARK:
+                    break
                 if str(event.kind()) == "memory_alloc":
-                    allocated += event.cpu_memory_usage()
-                    self.peak_bytes = max(self.peak_bytes, allocated)
-        self.end_bytes = allocated
-
-    def stop_after_backward(self) -> None:
-        """To be called where backward was called, if it was `stop`ped inside: the engine goes back to recording."""
-        if self.device.type != "cuda" and torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
-            _disable_profiler_legacy()
+                    self.end_bytes += event.cpu_memory_usage()
+                    self.peak_bytes = max(self.peak_bytes, self.end_bytes)

@@ -76,10 +76,13 @@ class _FirstBackward:
         self.route.watched = True
         meter = self.route.meter
         if meter is not None and meter.running:
-            measured = meter.backward_starts()
-            if measured is not None:
-                listener.loss_measured(self.route, *measured)
+            meter.backward_starts(self.loss_measured)
         torch.autograd.Variable._execution_engine.queue_callback(self.ended)
+
+    def loss_measured(self, peak_bytes: int, end_bytes: int) -> None:
+        listener = self.listener()
+        if listener is not None:
+            listener.loss_measured(self.route, peak_bytes, end_bytes)
 
     def ended(self) -> None:
         listener = self.listener()

@@ -1,18 +1,20 @@
 """What the user's own loss allocates, measured in the first step between forward's end and backward's start.
 
-`meter.forward_ended()` ... `meter.backward_starts()` returns the bytes at the highest moment and now, or None.
+`meter.forward_ended()` ... `meter.backward_starts(told)`, where `told` gets the bytes at the highest moment and those
+still there, at once or when backward has ended.
 
 On CUDA the allocator's running maximum is read and never reset, for it is the user's. It tells only maxima above all
-earlier ones, which are those that matter. On CPU the profiler records allocations, unless someone else is profiling.
-Autograd's engine puts back the thread's state when it returns, a profiler that backward has ended included, so the one
-backward that is measured is followed outside and the profiler ended there once more. The profiler sees one thread only:
-a backward in another thread is not measured, and the profiler ends when its own thread next calls a module of ours.
+earlier ones, which are those that matter. On CPU the profiler records allocations, unless someone else is profiling. It
+cannot be stopped inside a backward (see `PeakMemory`), so the one that is measured is followed outside. The profiler
+sees one thread only: a backward in another thread is not measured, and the profiler ends when its own thread next calls
+a module of ours.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -43,6 +45,8 @@ class LossMeter:
         self._memory: PeakMemory | None = None
         self._thread: threading.Thread | None = None  # that the profiler watches
         self._engine: Any = None  # autograd's, while ours stands in for it
+        self._depth = 0  # of backwards inside others, in that thread
+        self._told: Callable[[int, int], None] | None = None
         self._allocated = 0
         self._highest = 0
 
@@ -74,42 +78,43 @@ class LossMeter:
             weakref.finalize(self, _stop_in, self._thread, self._memory)  # also when the program ends before
             self.running = True
 
-    def backward_starts(self) -> tuple[int, int] | None:
-        """The most bytes at once since `forward_ended`, and those still there; None if that is not known."""
-        measured = None
+    def backward_starts(self, told: Callable[[int, int], None]) -> None:
+        """`told` gets the most bytes at once since `forward_ended`, and those still there; nothing if none knows."""
+        self.waiting = self.running = False
         if self.device.type == "cuda":
             highest = torch.cuda.max_memory_allocated(self.device)
             now = torch.cuda.memory_allocated(self.device)
-            measured = (max(highest if highest > self._highest else 0, now) - self._allocated, now - self._allocated)
+            told(max(highest if highest > self._highest else 0, now) - self._allocated, now - self._allocated)
         elif self._memory is not None and self._thread is threading.current_thread():
-            self._memory.stop()
-            measured = (self._memory.peak_bytes, self._memory.end_bytes)
-        self.waiting = self.running = False
-        return measured
+            self._memory.mark()
+            self._told = told
 
     def _run_backward(self, *args: Any, **kwargs: Any) -> Any:
-        memory, here = self._memory, self._thread is threading.current_thread()
+        if self._thread is not threading.current_thread():
+            return self._engine(*args, **kwargs)
+        self._depth += 1
         try:
             return self._engine(*args, **kwargs)
         finally:
+            self._depth -= 1
             self._stop()
-            if memory is not None and here:  # a backward inside this one may have come first
-                memory.stop_after_backward()
 
     def _stop(self) -> None:
-        """End the profiler, if this is its thread or its thread has ended; else only what all threads see."""
+        """End the profiler, if this is its thread or its thread has ended; inside a backward, when that has ended."""
         self.running = False
-        if self._memory is None or self._thread is None:
+        if self._memory is None or self._thread is None or self._depth:
             return
+        here = self._thread is threading.current_thread()
         if _autograd._engine_run_backward == self._run_backward:
             _autograd._engine_run_backward = self._engine
-        here = self._thread is threading.current_thread()
+        memory, told, self._told = self._memory, self._told, None
         if here:
-            self._memory.stop()
-            self._memory.stop_after_backward()
+            memory.stop()
         if here or not self._thread.is_alive():
             self._memory = None
             LossMeter.recording = None
+        if here and told is not None:
+            told(memory.peak_bytes, memory.end_bytes)
 
 
 def _stop_in(thread: threading.Thread, memory: PeakMemory) -> None:

@@ -36,6 +36,7 @@ class Route:
     plan: Plan | None  # None where the path could not be foreseen
     step: StepGraph | None = None
     tape: TapePlan | None = None  # for the tape engine
+    allocated_bytes: int = 0  # before its steps, and no part of them, as the tape's plan counts
     blocks: Blocks | None = None  # that run as captured under it
     watched: bool = False  # its first backward has been
     meter: LossMeter | None = None  # of the user's loss, until it is measured

@@ -212,20 +212,25 @@ class Runner:
             made = recorded_graph(recording, name=type(self.module).__name__, notes=notes)
         return replace(made, graph=self._with_outside(made.step))
 
-    def _with_outside(self, step: StepGraph) -> Graph:
-        """The graph with the user's own loss, where that is not recorded, and with what is allocated already."""
+    def _with_outside(self, step: StepGraph, allocated: int | None = None) -> Graph:
+        """The graph with the user's own loss, where that is not recorded, and with what is allocated already.
+
+        That is what is allocated now, unless said: in the middle of a step it would hold the step's own values.
+        """
         workspace_bytes = retained_bytes = 0
         if not step.has_loss:
             scalar = step.root_bytes <= 16 * max(1, step.roots)
             workspace, retained = self.loss_ratios or (0.0 if scalar else ASSUMED_LOSS, 0.0)
             workspace_bytes = int(workspace * step.root_bytes)
             retained_bytes = max(int(retained * step.root_bytes), 4 * allocated_bytes(16, step.device))
-        outside_bytes = self.planner.outside_bytes(step.graph, step.device, self.state_bytes)
+        if allocated is None:
+            outside_bytes = self.planner.outside_bytes(step.graph, step.device, self.state_bytes)
+            allocated = outside_bytes + step.unseen_bytes
         graph = with_outside(
             step.graph,
             loss_workspace_bytes=workspace_bytes,
             loss_retained_bytes=retained_bytes,
-            allocated_bytes=outside_bytes + step.unseen_bytes,
+            allocated_bytes=allocated,
         )
         return linked(graph, step.device, self.planner.settings.device, self.planner.host_bytes)
 
@@ -304,10 +309,11 @@ class Runner:
             tape = from_data(stored.tape) if plan.recomputed or plan.moved else None
         except FormatError:
             return None
-        if not self.planner.adopt(plan, self._with_outside(step), step.device):
+        graph = self._with_outside(step)
+        if not self.planner.adopt(plan, graph, step.device):
             return None
         log.info("%s runs by a plan of an earlier start", type(self.module).__name__)
-        return Route(plan, step, tape)
+        return Route(plan, step, tape, allocated_bytes=graph.already_allocated_bytes)
 
     def _keep(self, name: str | None, route: Route) -> None:
         """Keep a plan for later starts if it is within its budget and its search was not cut short."""
@@ -348,7 +354,8 @@ class Runner:
             )
         # What forward reads of the data may decide for a longer path next time.
         followed = plan.recomputed or plan.moved or recorded.recording.reads
-        return Route(plan, recorded.step, tape_plan(recorded, plan.schedule) if followed else None)
+        tape = tape_plan(recorded, plan.schedule) if followed else None
+        return Route(plan, recorded.step, tape, allocated_bytes=recorded.graph.already_allocated_bytes)
 
     def _warn_of_excess(self, message: str) -> None:
         """Once; the log has them all."""
@@ -569,7 +576,7 @@ class Runner:
             self._check_again("the optimizer has made its state", more_bytes)
 
     def _check_again(self, why: str, more_bytes: int = 0) -> None:
-        """Plan again what no longer keeps the budget; `more_bytes` are there than replay's plans know of."""
+        """Plan again what no longer keeps the budget; `more_bytes` are there than plans know of."""
         for route in list(self._routes.values()):
             if route.step is not None and route.plan is not None and self._is_over(route, more_bytes):
                 self._plan_again(why)
@@ -580,7 +587,7 @@ class Runner:
         assert route.step is not None and route.plan is not None
         if route.replays:
             return (route.plan.figures.peak_bytes or 0) + more_bytes > route.plan.figures.budget_bytes
-        graph = self._with_outside(route.step)
+        graph = self._with_outside(route.step, route.allocated_bytes + more_bytes)
         peak_bytes = simulate(graph, route.plan.schedule).peak_bytes
         return peak_bytes > self.planner.budget_bytes(graph, route.step.device)
 

@@ -75,7 +75,7 @@ class HostMemory:
             if buffer is None:
                 return None
             self._lent[buffer.address] = buffer
-        memory = np.frombuffer(buffer.region, dtype=np.uint8, count=size_bytes)
+        memory = np.frombuffer(buffer, dtype=np.uint8, count=size_bytes)
         weakref.finalize(memory, self._returned.append, buffer.address).atexit = False
         return torch.from_numpy(memory), buffer
 
@@ -95,7 +95,7 @@ class HostMemory:
     def _new(self, size_bytes: int, pinned: bool) -> _Buffer | None:
         for size in list(self._idle):
             while self._idle[size] and self.taken_bytes + size_bytes > self.limit_bytes:
-                self._idle[size].pop().give_back()
+                self._idle[size].pop()
                 self.taken_bytes -= size
         if self.taken_bytes + size_bytes > self.limit_bytes:
             self.shortage = f"what forwards without a backward have moved takes all of {format_bytes(self.limit_bytes)}"
@@ -110,24 +110,32 @@ class HostMemory:
         return buffer
 
 
-class _Buffer:
-    """Pages of host memory of their own, with the copies that use them last."""
+class _Buffer(mmap.mmap):
+    """Pages of host memory of their own, with the copies that use them last.
+
+    The machine has them back when nobody holds them any more. CUDA must have let go of them by then: what it still took
+    for pinned could not be pinned for the next that gets these pages.
+    """
+
+    _pinned = False
+
+    def __new__(cls, size_bytes: int, pinned: bool) -> _Buffer:
+        return super().__new__(cls, -1, size_bytes)
 
     def __init__(self, size_bytes: int, pinned: bool) -> None:
         self.size_bytes = size_bytes
-        self.region = mmap.mmap(-1, size_bytes)
-        self.address = np.frombuffer(self.region, dtype=np.uint8).ctypes.data
-        self.pinned = pinned
+        self.address = np.frombuffer(self, dtype=np.uint8).ctypes.data
         self.copies: list[Any] = []  # events of the last copy out and the last copy in
         if pinned:
             _check(torch.cuda.cudart().cudaHostRegister(self.address, size_bytes, _PORTABLE))
+            self._pinned = True
 
-    def give_back(self) -> None:
-        """Let the machine have the pages, once no copy uses them."""
-        for copied in self.copies:
-            copied.synchronize()
-        if self.pinned:
-            _check(torch.cuda.cudart().cudaHostUnregister(self.address))
+    def __del__(self) -> None:
+        if self._pinned:
+            with suppress(Exception):  # the interpreter may be ending, and CUDA with it
+                for copied in self.copies:
+                    copied.synchronize()
+                _check(torch.cuda.cudart().cudaHostUnregister(self.address))
 
 
 def _check(status: Any) -> None:

@@ -185,6 +185,11 @@ class Graph:
     def resident_bytes(self) -> int:
         return self.arrays.resident_bytes
 
+    @property
+    def already_allocated_bytes(self) -> int:
+        """Of the resident bytes, those of values that no operator knows."""
+        return sum(value.size_bytes for value in self.values if value.role == ALREADY_ALLOCATED)
+
     @cached_property
     def baseline_seconds(self) -> float:
         """Time of running every operator once: no schedule is faster."""

@@ -25,7 +25,6 @@ from rematch.capture.joint.traced import device_of
 from rematch.capture.memory import allocated_bytes
 from rematch.errors import BudgetInfeasible, ScheduleError
 from rematch.graph import Graph, Schedule, baseline, simulate
-from rematch.graph.model import ALREADY_ALLOCATED
 from rematch.planning.budget import parse_budget
 from rematch.planning.joint import profiling
 from rematch.planning.plan import Plan
@@ -292,8 +291,7 @@ class GraphPlanner:
         loss = _loss_cost(capture, between_bytes)
         if decision.peaks is not None:
             return decision.peaks.peak_bytes(loss.workspace_bytes + loss.retained_bytes)
-        allocated = next(value.size_bytes for value in capture.graph.values if value.role == ALREADY_ALLOCATED)
-        graph = graph_with_outside(capture.graph, loss, allocated)
+        graph = graph_with_outside(capture.graph, loss, capture.graph.already_allocated_bytes)
         return simulate(graph, decision.plan.schedule).peak_bytes
 
     def _read(self, joint: GraphModule, forward_outputs: int, static: frozenset[int]) -> FusedCapture:

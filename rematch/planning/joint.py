@@ -70,15 +70,19 @@ class JointPlanner:
 
     def with_outside(self, captured: Capture) -> Capture:
         """The capture with the loss and what is allocated already, as far as they are known now."""
+        device = device_of(captured.joint)
+        gradients = {p.grad.untyped_storage()._cdata: p.grad for p in self.module.parameters() if p.grad is not None}
+        outside = self.state_bytes + sum(allocated_bytes(gradient.nbytes, device) for gradient in gradients.values())
+        outside += self._unused_bytes(captured, device)
+        return self._with_loss(captured, self.planner.outside_bytes(captured.graph, device, outside))
+
+    def _with_loss(self, captured: Capture, allocated: int) -> Capture:
+        """The capture with the loss, and so many bytes that are allocated already."""
         loss = self._loss_of(captured.differentiable_output_bytes)
         device = device_of(captured.joint)
         # At least the loss itself, its gradient and what else is that small; where it was measured they are in it.
         retained_bytes = max(loss.retained_bytes, 4 * allocated_bytes(16, device))
-        gradients = {p.grad.untyped_storage()._cdata: p.grad for p in self.module.parameters() if p.grad is not None}
-        outside = self.state_bytes + sum(allocated_bytes(gradient.nbytes, device) for gradient in gradients.values())
-        outside += self._unused_bytes(captured, device)
-        outside_bytes = self.planner.outside_bytes(captured.graph, device, outside)
-        made = with_outside(captured, replace(loss, retained_bytes=retained_bytes), outside_bytes)
+        made = with_outside(captured, replace(loss, retained_bytes=retained_bytes), allocated)
         return self._with_link(made, device) if self.planner.host_bytes else made
 
     def _with_link(self, captured: Capture, device: torch.device) -> Capture:
@@ -122,7 +126,7 @@ class JointPlanner:
         if self.loss is not None or not size:
             return False
         self.loss_ratios = (cost.workspace_bytes / size, cost.retained_bytes / size)
-        measured = self.with_outside(captured)
+        measured = self._with_loss(captured, captured.graph.already_allocated_bytes)  # of now, some is this step's own
         budget_bytes = self.planner.budget_bytes(measured.graph, device_of(captured.joint))
         fingerprint = captured.graph.fingerprint
         known = next((plan for plan in self.planner.plans if plan.graph_fingerprint == fingerprint), None)

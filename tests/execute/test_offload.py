@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import mmap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -252,10 +251,10 @@ def test_recomputes_where_the_machine_has_no_more(
 ) -> None:
     module = moving(mlp, batch, budget="60%")
 
-    def refused(*_: Any) -> mmap.mmap:
+    def refused(*_: Any) -> None:
         raise OSError("Cannot allocate memory")
 
-    monkeypatch.setattr("rematch.execute.transfers.mmap.mmap", refused)
+    monkeypatch.setattr("rematch.execute.transfers._Buffer", refused)
     with pytest.warns(UserWarning, match="the machine gave 0 B and no more"):
         assert_same_steps(train(module, step_of(batch, loss)), train(mlp, step_of(batch, loss)))
     plan = rematch.plans_of(module)[-1]

@@ -145,3 +145,28 @@ def test_memory_that_cannot_be_pinned_is_a_shortage(
     transfers = Transfers(memory, torch.device("cuda"))
     assert transfers.send(torch.ones(100)) is None
     assert memory.exhausted and "ulimit -l" in str(memory.shortage) and memory.taken_bytes == 0
+
+
+def test_pages_are_pinned_no_longer_when_the_machine_has_them_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned: set[int] = set()
+
+    class Cuda:
+        def cudaHostRegister(self, address: int, size_bytes: int, flags: int) -> int:
+            assert address not in pinned
+            pinned.add(address)
+            return 0
+
+        def cudaHostUnregister(self, address: int) -> int:
+            pinned.remove(address)
+            return 0
+
+    monkeypatch.setattr(torch.cuda, "cudart", Cuda)
+    memory = HostMemory(2**20)
+    lent = memory.lend(2**16, pinned=True)
+    assert lent is not None and pinned == {lent[0].data_ptr()}
+    del memory  # the tensor still shows the pages
+    gc.collect()
+    assert pinned == {lent[0].data_ptr()}
+    del lent
+    gc.collect()
+    assert not pinned

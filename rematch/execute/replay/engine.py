@@ -319,7 +319,7 @@ class _CompiledGraph:
 
         def backward(args: list[Any]) -> Any:
             if meter.running:
-                self._loss_ended(meter)
+                meter.backward_starts(self._loss_measured)
             if tangents.may_be_absent:
                 tangents.complete(args)
             return first_stretch(run(args), self.stretches, count) if self.stretches else run(args)
@@ -327,13 +327,11 @@ class _CompiledGraph:
         backward._boxed_call = True  # type: ignore[attr-defined]
         return backward
 
-    def _loss_ended(self, meter: LossMeter) -> None:
-        measured = meter.backward_starts()
+    def _loss_measured(self, peak_bytes: int, end_bytes: int) -> None:
         assert self.capture is not None
-        if measured is not None:
-            cost = loss_cost(*measured, self.capture.differentiable_output_bytes)
-            if self.runner.planner.loss_measured(self.capture, cost):
-                self.runner.forget()
+        cost = loss_cost(peak_bytes, end_bytes, self.capture.differentiable_output_bytes)
+        if self.runner.planner.loss_measured(self.capture, cost):
+            self.runner.forget()
 
 
 def _outputs_of(module: GraphModule) -> Sequence[Any]:

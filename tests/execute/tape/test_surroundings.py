@@ -213,7 +213,6 @@ def test_a_compiled_part_is_compiled_and_left_alone() -> None:
     assert len(seen) == 2
 
 
-@pytest.mark.slow  # torch aborts in it where tests of replay have run in the same process; the cause is not known yet
 def test_profilers_and_marks() -> None:
     class Marked(nn.Module):
         def __init__(self) -> None:
