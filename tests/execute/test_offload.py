@@ -14,6 +14,7 @@ from torch import nn
 import rematch
 from rematch.errors import BudgetInfeasible, RematchError
 from rematch.execute.module import runner_of
+from rematch.execute.runner import Runner
 from rematch.execute.transfers import HostMemory
 from rematch.graph import Link
 from rematch.planning.settings import REPLAY, TAPE
@@ -168,6 +169,34 @@ def test_moves_and_recomputes_in_one_step(mlp: nn.Module, batch: torch.Tensor, e
     assert plan.recomputed and plan.moved is not None and plan.moved.host_bytes <= 4 * batch.nbytes
     assert_trains_alike(module, mlp, batch, loss)
     assert host_of(module).taken_bytes <= 4 * batch.nbytes
+
+
+@pytest.mark.parametrize(
+    ("options", "recomputes"), [({}, False), ({"budget": "60%"}, False), ({"budget": "50%", "offload": 2**18}, True)]
+)
+def test_captured_blocks_move_what_the_plan_says(
+    options: dict[str, Any], recomputes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody follows their operators, so what goes to host memory, and when, is part of their patterns."""
+    monkeypatch.setattr(Runner, "_keeps_card_waiting", lambda self, route: route.tape is not None)
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Sequential(*[Block(32) for _ in range(4)]), nn.Sequential(nn.Linear(32, 32), Block(32)))
+    sample = torch.randn(512, 32)
+    module = moving(plain, sample, engine=TAPE, **options)
+    step = step_of(sample, loss)
+    resident_bytes = sample.nbytes + sum(parameter.nbytes for parameter in plain.parameters())
+    with deterministic():
+        got = train(module, step, steps=5)
+        assert_same_steps(got, train(plain, step, steps=5))
+    plan = rematch.plans_of(module)[-1]
+    assert plan.moved is not None and bool(plan.recomputed) == recomputes
+    runner = runner_of(module)
+    assert runner is not None and max(route.blocks.unseen for route in runner._routes.values() if route.blocks) > 8
+    for outcome in got[1:]:
+        assert outcome.peak_bytes is not None
+        assert resident_bytes + outcome.peak_bytes <= plan.figures.budget_bytes + 1024
+    assert plan.moved.host_bytes <= host_of(module).taken_bytes
+    assert host_of(module).lent_bytes == 0
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import weakref
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -14,16 +15,17 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import Parameter
 
 from rematch.execute.tape.contents import Content, Handle, Layout, Note, Ref, layout_of, storage_address
 from rematch.execute.tape.draws import Draw, generator_of
 from rematch.execute.tape.dynamo import keep_dynamo_out
 from rematch.execute.tape.operators import Operator
-from rematch.execute.tape.plan import TapePlan
-from rematch.execute.tape.tape import Tape, unpack
+from rematch.execute.tape.plan import ContentKey, TapePlan
+from rematch.execute.tape.tape import SMALL_BYTES, Tape, unpack
 
-_SMALL_BYTES = 2**16  # what is computed again rather than fetched from the inside of an operator
+_INSIDE = "it reads what only the inside of an operator has"
 _BY_TAPE, _KEPT, _LEAF = -1, -2, -3  # what becomes of a saved tensor whose content the block does not drop
 
 
@@ -40,7 +42,7 @@ class Watch(Interpreter):
         self.inputs = inputs
         self.start = tape.position
         self.notes: list[Note] = []
-        self.packed: list[tuple[Tensor, Any]] = []
+        self.packed: list[_Packed] = []
         self.nodes: dict[int, Node] = {}  # by the storage that one shows; the last one that does
         self.generator = generator_of(inputs)
         self.offset = None if self.generator is None else self.generator.get_offset()
@@ -55,12 +57,21 @@ class Watch(Interpreter):
     @keep_dynamo_out
     def pack(self, tensor: Tensor) -> Any:
         made = self.tape.pack(tensor)
-        self.packed.append((tensor, made))
+        self.packed.append(_Packed(tensor, made, self.tape.position))
         return made
 
     def let_go(self) -> None:
-        """Autograd keeps the hook as long as what the hook has packed."""
-        self.inputs, self.notes, self.packed = (), [], []
+        """Keep nothing that the plan does not: autograd keeps the hook as long as what the hook has packed."""
+        noted = frozenset() if self.tape.plan is None else self.tape.plan.noted
+        read = {id(content) for note in self.notes if note.position in noted for content in note.reads()}
+        for note in self.notes:
+            for _, found in note.outputs if note.position not in noted else ():
+                content = found()
+                if content is not None:
+                    content.note = None
+                    if id(content) not in read:
+                        content.held = None
+        self.inputs, self.notes, self.packed, self.args_iter = (), [], [], iter(())
         self.tape.watched_notes = None
         self.env.clear()
 
@@ -77,6 +88,23 @@ class Watch(Interpreter):
         return _Learner(self, outputs).pattern()
 
 
+class _Packed:
+    """What was seen of a tensor that autograd saved. Nothing here keeps its memory: the plan may want that."""
+
+    def __init__(self, tensor: Tensor, made: Any, position: int) -> None:
+        self.shape = tensor.shape
+        self.position = position  # of the call in the plan that comes next
+        self.content = made.saved.content if type(made) is Handle else None
+        self.kept = _BY_TAPE
+        if self.content is None and (type(tensor) is Parameter or type(tensor) is Tensor):
+            self.kept = _LEAF if made[0] is tensor else _KEPT
+        self.version = self.address = 0
+        self.storage: StorageWeakRef | None = None  # no other storage has the address while this is there
+        if type(tensor) is Tensor and tensor.layout is torch.strided:
+            self.version, self.address = tensor._version, storage_address(tensor)
+            self.storage = StorageWeakRef(tensor.untyped_storage())
+
+
 class _Learner:
     """Finds for each content that the notes of a block read where it comes from in every run."""
 
@@ -88,9 +116,9 @@ class _Learner:
         self.inputs: dict[int, int] = {}
         self.nodes: list[Node] = []  # whose values the program has to return as well
         self.packs: dict[tuple[int, int], int] = {}  # the first that shows a storage in this version
-        for place, (tensor, _) in enumerate(watch.packed):
-            if type(tensor) is Tensor and tensor.layout is torch.strided:
-                self.packs.setdefault((storage_address(tensor), tensor._version), place)
+        for place, packed in enumerate(watch.packed):
+            if packed.storage is not None:
+                self.packs.setdefault((packed.address, packed.version), place)
         storages = watch.tape.storages
         for place, tensor in enumerate(watch.inputs):
             unknown = storages.unknown.get(storage_address(tensor))
@@ -108,6 +136,10 @@ class _Learner:
                     self._number(content)
         made = len(self.contents)
         notes = [self._note(note) for note in needed]
+        for key in self._moved():
+            moved = watch.tape.backward.content(key)
+            if moved is not None:
+                self._number(moved)
         held_when_packed: dict[int, list[int]] = {}
         held_at_end: list[tuple[int, int]] = []
         for number, content in enumerate(self.contents):
@@ -120,6 +152,8 @@ class _Learner:
             returned_at = self._returned_at(content)
             if returned_at is not None:
                 held_at_end.append((returned_at, number))
+            elif content.note is None:
+                raise NoPattern(_INSIDE)
         assert watch.tape.plan is not None
         return Pattern(
             plan=watch.tape.plan,
@@ -130,7 +164,8 @@ class _Learner:
             generator=watch.generator,
             notes=notes,
             contents=[self._content(content) for content in self.contents[:made]],
-            without_note=[content.version for content in self.contents[made:]],
+            without_note=[self._content(content) for content in self.contents[made:]],
+            leaving=self._leaving(),
             packs=[self._pack(place) for place in range(len(watch.packed))],
             held_when_packed=held_when_packed,
             held_at_end=held_at_end,
@@ -149,8 +184,8 @@ class _Learner:
                 note = inside.get(id(content.note))
                 if content.held is None or note is None or self._is_at_hand(content):
                     continue
-                if content.held.untyped_storage().nbytes() > _SMALL_BYTES:
-                    raise NoPattern("it reads what only the inside of an operator has")
+                if content.held.untyped_storage().nbytes() > SMALL_BYTES:
+                    raise NoPattern(_INSIDE)
                 if note.position not in needed:
                     needed[note.position] = note
                     pending.append(note)
@@ -196,7 +231,7 @@ class _Learner:
                 assert content.held is not None
                 layout = layout_of(content.held)
             return _RefPattern(place, -1, layout, argument.requires_grad)
-        if content.note is None and (content.held is None or content.owns_memory):
+        if content.note is None and not content.moved and (content.held is None or content.owns_memory):
             raise NoPattern("it reads what others write to")
         if layout is None:
             assert content.held is not None
@@ -204,15 +239,35 @@ class _Learner:
         return _RefPattern(-1, self._number(content), layout, argument.requires_grad)
 
     def _content(self, content: Content) -> _ContentPattern:
-        return _ContentPattern(content.version, content.dropped, content.dropped_later, content.constant)
+        kinds = content.dropped, content.dropped_later, content.constant, content.moved
+        return _ContentPattern(content.index, content.position, content.version, *kinds)
+
+    def _moved(self) -> list[ContentKey]:
+        """What calls of the block make that goes to host memory."""
+        plan, end = self.watch.tape.plan, self.watch.tape.position
+        assert plan is not None
+        return sorted(key for key in plan.moved if self.watch.start <= key[0] < end)
+
+    def _leaving(self) -> dict[int, tuple[ContentKey, ...]]:
+        """What is to be let go of, after the last saved tensor before the call that needs the memory.
+
+        A block in which nothing is saved before that call lets go of it as it begins (-1).
+        """
+        tape = self.watch.tape
+        assert tape.plan is not None
+        found: dict[int, tuple[ContentKey, ...]] = {}
+        for position in range(self.watch.start, tape.position):
+            keys = tape.plan.leaving.get(position, ())
+            if keys:
+                place = bisect_right(self.watch.packed, position, key=lambda packed: packed.position) - 1
+                found[place] = (*found.get(place, ()), *keys)
+        return found
 
     def _pack(self, place: int) -> tuple[torch.Size, int]:
-        tensor, made = self.watch.packed[place]
-        if type(made) is Handle:
-            return tensor.shape, self.numbers.get(id(made.saved.content), _BY_TAPE)
-        if type(tensor) is Parameter or type(tensor) is Tensor:
-            return tensor.shape, _LEAF if made[0] is tensor else _KEPT
-        return tensor.shape, _BY_TAPE
+        packed = self.watch.packed[place]
+        if packed.content is not None:
+            return packed.shape, self.numbers.get(id(packed.content), _BY_TAPE)
+        return packed.shape, packed.kept
 
     def _saved_at(self, content: Content) -> int | None:
         assert content.held is not None
@@ -271,10 +326,19 @@ class _NotePattern(NamedTuple):
 
 
 class _ContentPattern(NamedTuple):
+    place: int  # among what its call returns
+    position: int
     version: int
     dropped: bool
     dropped_later: bool
     constant: bool
+    moved: bool
+
+    def made(self, note: Note | None, index: int) -> Content:
+        content = Content(note, index, self.version, self.dropped)
+        content.position = self.position
+        content.dropped_later, content.constant, content.moved = self.dropped_later, self.constant, self.moved
+        return content
 
 
 @dataclass(frozen=True)
@@ -289,7 +353,8 @@ class Pattern:
     generator: torch.Generator | None
     notes: list[_NotePattern]
     contents: list[_ContentPattern]  # those that the notes make, in their order,
-    without_note: list[int]  # and the versions of those that other calls make for them
+    without_note: list[_ContentPattern]  # and those that other calls make for them, or for host memory
+    leaving: dict[int, tuple[ContentKey, ...]]  # by the number of the saved tensor after which memory is let go of
     packs: list[tuple[torch.Size, int]]  # of each saved tensor: its shape, and its content if the block drops that
     held_when_packed: dict[int, list[int]]
     held_at_end: list[tuple[int, int]]  # place among what the program returns, content
@@ -297,6 +362,8 @@ class Pattern:
 
     def run(self, tape: Tape, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         contents = self._make_notes(tape, inputs)
+        if self.leaving:
+            tape.let_go(self.leaving.get(-1, ()))
         saving = _Saving(self, tape, contents)
         with saved_tensors_hooks(saving.pack, unpack):
             outputs = self.program(*inputs)
@@ -324,13 +391,14 @@ class Pattern:
                 assert generator is not None
                 note.draw = Draw(generator, (seed, offset + pattern.offset))
             for index, _ in pattern.outputs:
-                kind = next(patterns)
-                content = Content(note, index, kind.version, kind.dropped)
-                content.dropped_later, content.constant = kind.dropped_later, kind.constant
+                content = next(patterns).made(note, index)
                 contents.append(content)
                 note.outputs.append((index, weakref.ref(content)))
             made.append(note)
-        contents += [Content(None, 0, version, False) for version in self.without_note]
+        contents += [pattern.made(None, pattern.place) for pattern in self.without_note]
+        for content in contents:
+            if content.moved:
+                tape.backward.contents[content.key] = weakref.ref(content)
 
         arguments = _Arguments(tape, inputs, contents)
         expect = None if tape.backward.plan is None else tape.backward.expect
@@ -385,7 +453,12 @@ class _Saving:
             raise _changed(place, len(packs))
         for number in self.pattern.held_when_packed.get(place, ()):
             _hold(self.contents[number], tensor)
-        dropped = packs[place][1]
+        packed = self._packed(tensor, packs[place][1])
+        if place in self.pattern.leaving:
+            self.tape.let_go(self.pattern.leaving[place])
+        return packed
+
+    def _packed(self, tensor: Tensor, dropped: int) -> Any:
         if dropped >= 0:
             return self.tape.handle(tensor, self.contents[dropped], tensor._version)
         if dropped == _BY_TAPE:

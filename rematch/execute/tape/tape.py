@@ -42,6 +42,7 @@ from rematch.execute.transfers import HostMemory
 
 _DETACH = aten.detach.default
 _COUNTS_VERSIONS = torch._C.DispatchKey.ADInplaceOrView
+SMALL_BYTES = 2**16  # what may be held, or computed again, for convenience
 _PRODUCT_COST = 32  # times the bytes that a product touches stands in for its time, where nobody knows better
 
 
@@ -103,7 +104,7 @@ class Tape(TorchDispatchMode):
                 self.position = position + 1
                 operator = step.operator
                 if step.leaving:
-                    self._let_go(step.leaving)
+                    self.let_go(step.leaving)
                 if operator is None:
                     if self.watched_notes is not None:
                         return self._run_watched(operator_of(func), args, kwargs or {}, position)
@@ -179,10 +180,23 @@ class Tape(TorchDispatchMode):
         return returned
 
     def _run_watched(self, operator: Operator, args: Any, kwargs: Any, position: int) -> Any:
-        """Run a call that the plan does not name, for somebody who wants a note of it all the same."""
-        if operator.repeats:
+        """Run a call that the plan does not name, for somebody who wants a note of it if that keeps little memory."""
+        if operator.repeats and all(map(self._is_light, (*args, *kwargs.values()))):
             return self._run_noted(operator, args, kwargs, position)
         return self._run_opaque(operator, args, kwargs)
+
+    def _is_light(self, argument: Any) -> bool:
+        """Whether a note may refer to it, and so hold it, for little memory more."""
+        if isinstance(argument, (list, tuple)):
+            return all(map(self._is_light, argument))
+        if not isinstance(argument, Tensor) or not _has_storage(argument):
+            return True
+        if argument.untyped_storage().nbytes() <= SMALL_BYTES or (argument.is_leaf and argument.requires_grad):
+            return True
+        address = storage_address(argument)
+        unknown = self.storages.unknown.get(address)
+        known = (self.storages.noted.get(address), None if unknown is None else unknown())
+        return any(content is not None and content.held is not None for content in known)
 
     def _run_opaque(self, operator: Operator, args: Any, kwargs: Any) -> Any:
         if operator.writes:
@@ -402,7 +416,7 @@ class Tape(TorchDispatchMode):
             with torch._C._DisableTorchDispatch(), torch.no_grad():
                 content.copy = self.host.transfers(tensor.device).send(tensor)
 
-    def _let_go(self, leaving: Iterable[ContentKey]) -> None:
+    def let_go(self, leaving: Iterable[ContentKey]) -> None:
         """The plan needs the memory of what has been copied out."""
         for key in leaving:
             content = self.backward.content(key)
@@ -430,7 +444,7 @@ class Tape(TorchDispatchMode):
         self.storages.clear()
         if self.plan is not None:
             for leaving in self.plan.leaving.values():
-                self._let_go(leaving)
+                self.let_go(leaving)
         if self.plan is None:
             return Parting(0, tuple(self.later))
         if self.parting is None and self.position < len(self.steps):
