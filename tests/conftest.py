@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from rematch.planning import planner
 from tests.examples import examples
 
 settings.register_profile("rematch", examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -20,6 +21,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("REMATCH_CACHE", str(tmp_path_factory.mktemp("costs")))
         patch.setenv("REMATCH_PLAN_CACHE", "off")
+        patch.setattr(planner, "_MINIMUM_SECONDS", 2.0)  # for the smallest budget that a refusal names
         yield
 
 
