@@ -90,17 +90,19 @@ class LossMeter:
             self._told = told
 
     def _run_backward(self, *args: Any, **kwargs: Any) -> Any:
-        if self._thread is not threading.current_thread():
-            return self._engine(*args, **kwargs)
-        self._depth += 1
+        own = int(self._thread is threading.current_thread())
+        self._depth += own
         try:
             return self._engine(*args, **kwargs)
         finally:
-            self._depth -= 1
+            self._depth -= own
             self._stop()
 
     def _stop(self) -> None:
-        """End the profiler, if this is its thread or its thread has ended; inside a backward, when that has ended."""
+        """End the profiler, if this is its thread or its thread has ended; else only what all threads see.
+
+        Inside a backward of its thread, when that has ended.
+        """
         self.running = False
         if self._memory is None or self._thread is None or self._depth:
             return
