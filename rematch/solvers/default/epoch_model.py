@@ -242,11 +242,9 @@ class EpochModel:
         values = np.flatnonzero((self.keep[epoch] != ABSENT) & stays & (a.size > 0))
         column = np.full(len(p.graph.values), ABSENT, dtype=np.int32)
         column[values] = self.program.columns(np.zeros(len(values)), integer=False)
-        end = np.full(len(values), ABSENT) if last else self.keep[epoch + 1, values]
-        columns = np.stack(
-            (column[values], self.keep[epoch, values], end, self.again[epoch, a.producer[values]]), axis=1
-        )
-        self.program.rows(columns, [1.0, -1.0, -1.0, 1.0], lower=0.0 if last else -1.0)
+        end = self.keep[epoch if last else epoch + 1, values]
+        columns = np.stack((column[values], end, self.again[epoch, a.producer[values]]), axis=1)
+        self.program.rows(columns, [1.0, -1.0, 1.0], lower=0.0)
         return column
 
     # From and to schedules

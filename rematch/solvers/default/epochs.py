@@ -32,9 +32,9 @@ Four things make it tighter, each added only where it is violated or pays:
   a first computation of e is alive at q or computed again in e: bytes(v) (1 - again[e,producer(v)]); one kept at
   tau_(e+1) counts bytes(v) (keep[e+1,v] - again[e,producer(v)]), which is at most its true share. Producers first
   computed in e itself get a variable that says that they run twice in e, with its cost.
-* *Repeats*: memory while w is computed again in e. With across[e,v] >= keep[e,v] + keep[e+1,v] - again[e,producer(v)]
-  - 1 (kept at both ends and not computed in e, hence alive all through e): sum of bytes(v) across[e,v] over what w does
-  not touch + (bytes w touches + workspace) again[e,w] <= budget - residents.
+* *Repeats*: memory while w is computed again in e. With across[e,v] >= keep[e+1,v] - again[e,producer(v)] (kept at the
+  end and not computed in e, hence alive all through e): sum of bytes(v) across[e,v] over what w does not touch + (bytes
+  w touches + workspace) again[e,w] <= budget - residents.
 * *Suffixes*: for each moment, all that follows is also one epoch, to which (inputs) applies with later[e,w] in place of
   again, where later[e,w] <= again[e,w] + later[e+1,w]. For whole numbers this is implied. For fractions it is not: half
   a recomputation in each of two epochs could lean twice on the same half of a kept input. It lifts the linear
