@@ -62,15 +62,8 @@ class Watch(Interpreter):
 
     def let_go(self) -> None:
         """Keep nothing that the plan does not: autograd keeps the hook as long as what the hook has packed."""
-        noted = frozenset() if self.tape.plan is None else self.tape.plan.noted
-        read = {id(content) for note in self.notes if note.position in noted for content in note.reads()}
-        for note in self.notes:
-            for _, found in note.outputs if note.position not in noted else ():
-                content = found()
-                if content is not None:
-                    content.note = None
-                    if id(content) not in read:
-                        content.held = None
+        if self.tape.plan is not None and self.tape.parting is None:
+            _let_go_of_notes(self.notes, self.tape.plan.noted)
         self.inputs, self.notes, self.packed, self.args_iter = (), [], [], iter(())
         self.tape.watched_notes = None
         self.env.clear()
@@ -88,6 +81,18 @@ class Watch(Interpreter):
         return _Learner(self, outputs).pattern()
 
 
+def _let_go_of_notes(notes: list[Note], planned: frozenset[int]) -> None:
+    """Have nothing refer to notes beyond the planned ones, or be held for them alone."""
+    read = {id(content) for note in notes if note.position in planned for content in note.reads()}
+    for note in notes:
+        for _, found in note.outputs if note.position not in planned else ():
+            content = found()
+            if content is not None:
+                content.note = None
+                if id(content) not in read:
+                    content.held = None
+
+
 class _Packed:
     """What was seen of a tensor that autograd saved. Nothing here keeps its memory: the plan may want that."""
 
@@ -96,7 +101,7 @@ class _Packed:
         self.position = position  # of the call in the plan that comes next
         self.content = made.saved.content if type(made) is Handle else None
         self.kept = _BY_TAPE
-        if self.content is None and (type(tensor) is Parameter or type(tensor) is Tensor):
+        if type(made) is tuple and (type(tensor) is Parameter or type(tensor) is Tensor):
             self.kept = _LEAF if made[0] is tensor else _KEPT
         self.version = self.address = 0
         self.storage: StorageWeakRef | None = None  # no other storage has the address while this is there
