@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -274,3 +276,22 @@ def test_backward_of_a_path_that_left_its_plan_goes_by_demand() -> None:
     alike(model, plain)
     model.turned = plain.turned = True  # type: ignore[assignment]
     alike(model, plain)
+
+
+@pytest.mark.parametrize("engine", ["tape", "replay", "blocks"])
+def test_a_module_that_is_let_go_of_is_gone(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing outlives it but what the user holds: a loss still has its backward."""
+    if engine == "blocks":
+        monkeypatch.setattr(runner.Runner, "_keeps_card_waiting", lambda self, route: route.tape is not None)
+    model = rematch.remat(Net(norm=False), batch(), engine="tape" if engine == "blocks" else engine, **REMAT)
+    weight = next(model.parameters())
+    for _ in range(4):
+        STEP(model)
+    loss = model(batch()).square().mean()
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+    weight.grad = None
+    loss.backward()
+    assert weight.grad is not None

@@ -184,9 +184,11 @@ class Replay:
         graph = _CompiledGraph(self, describe_inputs(module))
         compiled = graph.compile(module, example_inputs)
         meter = graph.meter
+        ours = weakref.ref(self)
 
         def run(*args: Any) -> Any:
-            if self.dry:
+            replay = ours()
+            if replay is not None and replay.dry:
                 raise _Planned
             if graph.stretches:
                 call = Call(graph.stretches)
@@ -248,14 +250,23 @@ class _WithOurSettings:
 
 
 class _CompiledGraph:
-    """One traced graph of a module, between its joint form and two compiled functions."""
+    """One traced graph of a module, between its joint form and two compiled functions.
+
+    Dynamo keeps what is compiled among the globals of its code, so it must not hold the module, or that would stay.
+    """
 
     def __init__(self, runner: Replay, described: list[Input]) -> None:
-        self.runner = runner
+        self._runner = weakref.ref(runner)
         self.described = described
         self.capture: Capture | None = None
         self.stretches: tuple[Places, ...] = ()  # in which gradients leave, if not all at once
         self.meter: LossMeter | None = None
+
+    @property
+    def runner(self) -> Replay:
+        runner = self._runner()
+        assert runner is not None, "it is what compiles"
+        return runner
 
     @property
     def drops_tangents(self) -> bool:
@@ -328,10 +339,11 @@ class _CompiledGraph:
         return backward
 
     def _loss_measured(self, peak_bytes: int, end_bytes: int) -> None:
+        runner = self._runner()  # the user may have let go of the module, and kept a loss
         assert self.capture is not None
         cost = loss_cost(peak_bytes, end_bytes, self.capture.differentiable_output_bytes)
-        if self.runner.planner.loss_measured(self.capture, cost):
-            self.runner.forget()
+        if runner is not None and runner.planner.loss_measured(self.capture, cost):
+            runner.forget()
 
 
 def _outputs_of(module: GraphModule) -> Sequence[Any]:
