@@ -17,7 +17,6 @@ from torch.utils import _pytree as pytree
 import rematch
 from benchmarks.models import TINY, Case
 from rematch.graph import Graph, Phase, Schedule, baseline, simulate
-from rematch.planning import planner
 from rematch.planning.settings import REPLAY, TAPE
 from rematch.solvers.base import Deadline
 from rematch.solvers.minimum import smallest_budget
@@ -99,7 +98,6 @@ def run(request: pytest.FixtureRequest, device: torch.device, monkeypatch: pytes
     engine, name = request.param
     if device.type == "cuda" and name in _WITHOUT_CUDNN:
         monkeypatch.setattr(torch.backends.cudnn, "enabled", False)
-    monkeypatch.setattr(planner, "_MINIMUM_SECONDS", _MINIMUM_SECONDS)
     return engine, _subject(name, device)
 
 

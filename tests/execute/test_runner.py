@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
+from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 
 import rematch
 from rematch.capture.memory import PeakMemory
@@ -295,3 +297,14 @@ def test_a_module_that_is_let_go_of_is_gone(engine: str, monkeypatch: pytest.Mon
     weight.grad = None
     loss.backward()
     assert weight.grad is not None
+
+
+@pytest.mark.parametrize("engine", ["tape", "replay"])
+def test_a_loss_that_was_measured_leaves_no_profiler_behind(engine: str) -> None:
+    """One that stays on the thread takes a later profiler of the user's for its own, and aborts the process."""
+    model = rematch.remat(Net(), batch(), engine=engine, **REMAT)
+    STEP(model)
+    _enable_profiler_legacy(ProfilerConfig(ProfilerState.CPU, False, False, False, False, False, _ExperimentalConfig()))
+    torch.ones(3)
+    events = [event for thread in _disable_profiler_legacy() for event in thread]
+    assert sum(str(event.kind()) == "push" and event.name() == "aten::ones" for event in events) == 1
