@@ -9,7 +9,7 @@ the outputs and yields the tangents, and what is resident.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -134,6 +134,7 @@ class _Finish:
         self.index: dict[int, int] = {}  # storage -> value
         self.random_state_of: dict[int, int] = {}
         self.leaves: dict[int, tuple[int, ...]] = {}
+        self.given_away: set[int] = set()  # storages of gradients that are the parameters' own before backward ends
         self.roles = self._roles_of_what_leaves()
 
     def _roles_of_what_leaves(self) -> dict[int, str]:
@@ -150,6 +151,7 @@ class _Finish:
         self._add_residents()
         tensors = self._tensor_of_each_storage()
         stretches = self._stretches()
+        self.given_away = self._given_away(stretches)
         for number, draft in enumerate(self.assembly.drafts):
             if number == self.backward_start:
                 self._add_loss()
@@ -241,7 +243,7 @@ class _Finish:
                 outputs=tuple(outputs),
                 workspace_bytes=draft.workspace_bytes,
                 phase=phase,
-                once=draft.once,
+                once=draft.once or not self.given_away.isdisjoint(draft.outputs),
                 random=draft.random or draft.updates,
                 module_path=path,
                 class_key=draft.class_key,
@@ -322,6 +324,12 @@ class _Finish:
                 found[number] = waiting
                 waiting, waiting_bytes = [], 0
         return found
+
+    def _given_away(self, stretches: Mapping[int, Sequence[int]]) -> set[int]:
+        """Once a gradient has left nobody can free it, to make it again when backward ends: it is computed once."""
+        gradients = self._gradients()
+        left = [gradients[place] for places in stretches.values() for place in places]
+        return set(self.assembly.storages(gradient for gradient, _, info in left if info.name not in self.taken))
 
     def _add_leave(self, places: list[int]) -> None:
         gradients = self._gradients()

@@ -103,6 +103,31 @@ def test_gradients_that_are_added_to_others_leave_room() -> None:
     assert all(same_bits(mine.grad, theirs.grad) for mine, theirs in pairs)
 
 
+def test_a_gradient_that_has_left_counts_until_the_end() -> None:
+    """A plan must not free it and keep the half-precision one that it was made of: the parameter has it."""
+    inputs = INPUTS.repeat(6, 1)
+
+    def half_step(module: nn.Module) -> None:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = mean_square(module(inputs))
+        loss.backward()
+
+    def within(budget: int) -> nn.Module:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return rematch.remat(
+                layers(), inputs, loss=mean_square, budget=budget, engine="replay", time_limit=1.5, cache=False
+            )
+
+    with pytest.raises(rematch.BudgetInfeasible) as refused:
+        within(700 * 1024)
+    least = refused.value.feasible_from_bytes
+    assert least is not None
+    module = within(least)
+    peak_bytes, _ = measured_peak(CPU, lambda: half_step(module))
+    parameter_bytes = sum(parameter.nbytes for parameter in module.parameters())
+    assert peak_bytes + parameter_bytes + inputs.nbytes <= least
+
+
 @pytest.mark.parametrize(
     "ask",
     [
