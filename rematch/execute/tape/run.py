@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -41,13 +42,30 @@ def run(
     tape = Tape(plan, budget, host)
     try:
         captured = nullcontext() if blocks is None else blocks.watched_by(tape)
-        with captured, tape, transforms_allowed(), saved_tensors_hooks(tape.pack, unpack):
+        with _no_collections(), captured, tape, transforms_allowed(), saved_tensors_hooks(tape.pack, unpack):
             returned = forward(*args, **kwargs)
     finally:
         parting = tape.finish()
     if parting is not None and parted is not None:
         parted(parting)
     return returned
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Keep the garbage collector away while notes are made.
+
+    They live until backward. A collector that meets them before counts them among what lives long, although backward
+    frees them, and so looks through the whole process every few steps, which takes longer than a step.
+    """
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def can_run() -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -67,6 +69,27 @@ def test_an_exception_of_forward_passes_and_leaves_nothing_behind() -> None:
     module.fails = False
     assert_same_gradients(module, plain)
     assert module.calls == 2
+
+
+@pytest.mark.parametrize("on", [True, False])
+@pytest.mark.parametrize("fails", [True, False])
+def test_the_garbage_collector_rests_in_forward_alone(on: bool, fails: bool) -> None:
+    seen: list[bool] = []
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        seen.append(gc.isenabled())
+        if fails:
+            raise KeyError("mine")
+        return x.exp()
+
+    if not on:
+        gc.disable()
+    try:
+        with pytest.raises(KeyError) if fails else nullcontext():
+            run(forward, (torch.ones(3, requires_grad=True),), {}, plan=TapePlan((), frozenset(), frozenset()))
+        assert (seen, gc.isenabled()) == ([False], on)
+    finally:
+        gc.enable()
 
 
 def test_calls_without_gradients_run_plain() -> None:
