@@ -4,7 +4,8 @@
 
 From below by what first computations need whatever is recomputed (`least_memory`) and by the linear relaxation of the
 epoch model, which halves the range in between; from above by local search for budgets that fall step by step
-(`descent`) and by schedules that keep what minimum cuts say (`frugal`). On tiny graphs the exhaustive search does both,
+(`descent`), which begins with nothing of forward kept (`from_scratch`), and by schedules that keep what minimum cuts
+say (`frugal`). On tiny graphs the exhaustive search does both,
 down to the byte.
 """
 
@@ -20,6 +21,7 @@ from rematch.solvers.common.precedence import Precedence
 from rematch.solvers.default.descent import Descent
 from rematch.solvers.default.epoch_model import EpochModel, Refinement
 from rematch.solvers.default.epochs import first_moments
+from rematch.solvers.default.from_scratch import from_scratch
 from rematch.solvers.default.frugal import STYLES, frugal_schedule
 from rematch.solvers.exhaustive import MOST_OPERATORS, leanest_schedule
 
@@ -59,9 +61,11 @@ def smallest_budget(graph: Graph, deadline: Deadline, *, seed: int = 0, exhausti
         plain = baseline(graph)
         return BudgetRange(impossible, simulate(graph, plain).peak_bytes, plain)
     descent = Descent(Problem(graph, impossible + 1), seed=seed)
+    scratch = from_scratch(graph)
+    if scratch is not None:
+        descent.adopt(scratch)
     descent.run(_FIRST_MOVES)  # whatever loading compiled code takes, some moves are made
     _descend(descent, impossible, deadline.within(_FIRST_SHARE * deadline.remaining))
-    possible, schedule = descent.peak_bytes, descent.leanest
     if not deadline.expired:
         precedence = Precedence.of(graph)
         needed = most_needed_bytes(precedence, deadline.within(_CUTS_SHARE * deadline.remaining))
@@ -70,14 +74,12 @@ def smallest_budget(graph: Graph, deadline: Deadline, *, seed: int = 0, exhausti
             precedence, impossible, descent.peak_bytes, deadline.within(_FRUGAL_SHARE * deadline.remaining)
         )
         if frugal is not None:
-            possible, schedule = simulate(graph, frugal).peak_bytes, frugal
+            descent.adopt(frugal)
         impossible = _raise_impossible(
-            precedence, impossible, possible, deadline.within(_PROGRAMS_SHARE * deadline.remaining)
+            precedence, impossible, descent.peak_bytes, deadline.within(_PROGRAMS_SHARE * deadline.remaining)
         )
     _descend(descent, impossible, deadline)
-    if descent.peak_bytes < possible:
-        possible, schedule = descent.peak_bytes, descent.leanest
-    return BudgetRange(impossible, possible, schedule)
+    return BudgetRange(impossible, descent.peak_bytes, descent.leanest)
 
 
 def _leanest_frugal(precedence: Precedence, impossible: int, possible: int, deadline: Deadline) -> Schedule | None:

@@ -11,12 +11,12 @@ which takes well under a second (`exhaustive=False` leaves that out, so that the
 whose optimum is known).
 
 If nothing is found by then and nothing proved, the solver asks whether some first computation needs more than the
-budget whatever is recomputed (`least_memory`). If not, a schedule is made that keeps what minimum cuts say (`frugal`),
-or published methods that need little time are asked in turn (tree decompositions, checkpoints, chains of blocks), each
-for a share of the time, and a second local search makes two passes through each stage, for budgets that no single pass
-can keep, while a third lowers the budget step by step (`descent`). Where nothing was found, the last part of the time
-goes to saying which budgets can be kept. The solution's log tells what was tried, what it found, and why the search
-ended.
+budget whatever is recomputed (`least_memory`). If not, a schedule is made that keeps nothing of forward
+(`from_scratch`) or what minimum cuts say (`frugal`), or published methods that need little time are asked in turn (tree
+decompositions, checkpoints, chains of blocks), each for a share of the time, and a second local search makes two passes
+through each stage, for budgets that no single pass can keep, while a third lowers the budget step by step (`descent`).
+Where nothing was found, the last part of the time goes to saying which budgets can be kept. The solution's log tells
+what was tried, what it found, and why the search ended.
 
 The search ends when schedule and bound are within `gap` points of extra time of each other, when what the bound leaves
 to gain is worth less than the wait (`incumbent` weighs the two), or at the deadline. `gap=0` searches for the proof
@@ -63,6 +63,7 @@ from rematch.solvers.common.pruning import offer_in_default_order
 from rematch.solvers.default.anneal import Anneal
 from rematch.solvers.default.descent import Descent
 from rematch.solvers.default.epochs import relax_epochs, search_epochs
+from rematch.solvers.default.from_scratch import from_scratch
 from rematch.solvers.default.frugal import frugal_schedule
 from rematch.solvers.default.greedy import Greedy, greedy_schedule
 from rematch.solvers.default.orders import any_order_bound, lighter_order
@@ -266,12 +267,7 @@ def _ask_others(incumbent: Incumbent) -> None:
     if incumbent.schedule is None and not incumbent.over:
         _look_for_a_proof(incumbent)
     if incumbent.schedule is None and not incumbent.over:
-        deadline = incumbent.deadline.within(_OTHERS_SHARE * incumbent.deadline.remaining)
-        frugal = frugal_schedule(incumbent.problem, deadline)
-        if frugal is None:
-            incumbent.tell("frugal", "no schedule within the budget")
-        else:
-            offer_in_default_order(incumbent, frugal.ops, "frugal")
+        _offer_lean_schedules(incumbent)
     for name in _OTHERS:
         solver = make_solver(name)
         if incumbent.schedule is not None or incumbent.over or not solver.applicable(incumbent.problem):
@@ -282,6 +278,16 @@ def _ask_others(incumbent: Incumbent) -> None:
             incumbent.tell(name, "no schedule within the budget")
         elif not offer_in_default_order(incumbent, found.schedule.ops, name):
             incumbent.offer(found.schedule, name)  # better than none, though local search cannot start from it
+
+
+def _offer_lean_schedules(incumbent: Incumbent) -> None:
+    """Those that keep nothing of forward, and what minimum cuts say: the first is there at once, the second faster."""
+    problem = incumbent.problem
+    deadline = incumbent.deadline.within(_OTHERS_SHARE * incumbent.deadline.remaining)
+    for name in ("from scratch", "frugal"):
+        lean = from_scratch(problem.graph) if name == "from scratch" else frugal_schedule(problem, deadline)
+        if lean is None or not offer_in_default_order(incumbent, lean.ops, name):
+            incumbent.tell(name, "no schedule within the budget that is faster")
 
 
 def _look_for_a_proof(incumbent: Incumbent) -> None:

@@ -7,6 +7,7 @@ each step has a budget between the peak of the last schedule and the problem's, 
 the search is never far from what it looks for. After a step that fails the next one is smaller. Stages have two passes,
 as some budgets can only be kept by recomputing an operator twice between two first computations. Where several steps
 fail one after the other, the descent begins anew with four passes, whose moves are slower, and other random numbers.
+After that it goes on from the leanest schedule so far, with other random numbers each time.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ _SMALLER, _LARGER = 0.5, 1.5  # the next step, after one that failed and one tha
 _LAST_STEP = 0.01  # of the budget: from so near above, the next step goes all the way
 _PATIENCE = 40_000  # moves of a step
 _MOVES_AT_ONCE = 2_000  # between two looks at whether the step is done
-# Passes of the first descent and of later ones, and how many steps may fail in a row before the next one begins: what
-# two passes can reach they reach soon, while four often go on after many failures.
-_PASSES, _FAILURES = (2, 4), (3, 10)
+# Passes of the first descent, of the second and of later ones, and how many steps may fail in a row before the next one
+# begins: what two passes can reach they reach soon, while four often go on after many failures.
+_PASSES, _FAILURES = (2, 4, 4), (3, 10, 4)
+_MOST_REPEATS = 10  # of later descents, one after the other, that find nothing leaner
 
 
 class Descent:
@@ -34,15 +36,18 @@ class Descent:
         self._leanest = baseline(problem.graph)
         self._least_peak = simulate(problem.graph, self._leanest).peak_bytes
         self._descents = 0
+        self._least_before, self._repeats = self._least_peak, 0  # later descents since one found something leaner
         self._begin()
 
     def _begin(self) -> None:
-        """The next descent, from the peak without recomputation."""
+        """The next descent, from the peak without recomputation or, after the first ones, from the leanest schedule."""
         kind = min(self._descents, len(_PASSES) - 1)
         self._passes, self._failures = _PASSES[kind], _FAILURES[kind]
         self._descents += 1
-        self._schedule = baseline(self._problem.graph)
+        self._schedule = self._leanest if self._descents >= len(_PASSES) else baseline(self._problem.graph)
         self._peak = simulate(self._problem.graph, self._schedule).peak_bytes
+        leaner = self._least_peak < self._least_before
+        self._least_before, self._repeats = self._least_peak, 0 if leaner else self._repeats + 1
         self._step, self._failed = _FIRST_STEP, 0
         self._search = self._next_search()
 
@@ -68,8 +73,8 @@ class Descent:
 
     @property
     def stuck(self) -> bool:
-        """Whether descents have ended above the budget, also with as many passes as there may be."""
-        return self._descents > len(_PASSES)
+        """Whether descents have ended above the budget, also with as many passes as there may be, and for long."""
+        return self._repeats > _MOST_REPEATS
 
     def search(self) -> LocalSearch:
         """A local search that goes on from what was found."""

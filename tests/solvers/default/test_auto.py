@@ -167,10 +167,10 @@ def test_the_log_tells_what_each_part_contributed(threads: int) -> None:
     assert best[-1] == pytest.approx(seconds_of(problem, solution))
 
 
-def without_our_own_methods(monkeypatch: pytest.MonkeyPatch, *, frugal: bool = False) -> Auto:
-    """Greedy, local search and relaxation find nothing and prove nothing; nor do cuts, unless `frugal`."""
-    if not frugal:
-        monkeypatch.setattr("rematch.solvers.default.auto.frugal_schedule", lambda problem, deadline: None)
+def without_our_own_methods(monkeypatch: pytest.MonkeyPatch, *, lean: str = "") -> Auto:
+    """Greedy, local search and relaxation find nothing and prove nothing; of lean schedules there is `lean` alone."""
+    for method in {"from_scratch", "frugal_schedule"} - {lean}:
+        monkeypatch.setattr(f"rematch.solvers.default.auto.{method}", lambda *problem: None)
     for search in ("relax_epochs", "search_epochs"):
         monkeypatch.setattr(f"rematch.solvers.default.auto.{search}", lambda incumbent, **options: ())
     monkeypatch.setattr(
@@ -184,6 +184,7 @@ def test_asks_published_methods_in_turn_until_one_finds_a_schedule(monkeypatch: 
     solution = solve(of_baseline(chain(20), 60), without_our_own_methods(monkeypatch), time_limit=20.0)
     assert solution.schedule is not None
     assert [(progress.solver, progress.best_seconds is None) for progress in solution.log] == [
+        ("from scratch", True),
         ("frugal", True),
         ("noremat", True),
         ("twremat", False),
@@ -198,10 +199,13 @@ def test_each_method_it_asks_helps_out(name: str, monkeypatch: pytest.MonkeyPatc
     assert [progress.solver for progress in solution.log if progress.best_seconds is not None] == [name, "auto"]
 
 
-def test_cuts_help_out_before_published_methods_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    solver = without_our_own_methods(monkeypatch, frugal=True)
+@pytest.mark.parametrize("lean", ["from_scratch", "frugal_schedule"])
+def test_lean_schedules_help_out_before_published_methods_do(lean: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    solver = without_our_own_methods(monkeypatch, lean=lean)
     solution = solve(of_baseline(chain(20), 60), solver, time_limit=20.0)
-    assert [progress.solver for progress in solution.log if progress.best_seconds is not None] == ["frugal", "auto"]
+    found = {progress.solver for progress in solution.log if progress.best_seconds is not None}
+    assert {"from_scratch": "from scratch", "frugal_schedule": "frugal"}[lean] in found
+    assert not found & {"twremat", "feng_huang", "rotor"}
 
 
 def test_asks_no_one_else_once_a_schedule_is_known() -> None:
