@@ -435,7 +435,7 @@ def line(row: Row) -> str:
     )
 
 
-def chart(rows: list[Row], path: Path) -> None:
+def chart(rows: list[Row], path: Path, *, logarithmic: bool = False) -> None:
     panels = []
     for model in dict.fromkeys(row.model for row in rows):
         series: dict[str, list[tuple[float, float]]] = {}
@@ -443,7 +443,7 @@ def chart(rows: list[Row], path: Path) -> None:
             if row.model == model and row.failure is None:
                 series.setdefault(row.method, []).append((row.peak_mib / 1024, row.step_ms))
         panels.append(Panel(model, series))
-    draw_curves(panels, path, x="peak, GiB (max_memory_allocated)", y="step, ms", columns=2)
+    draw_curves(panels, path, x="peak, GiB (max_memory_allocated)", y="step, ms", columns=2, logarithmic=logarithmic)
 
 
 def conditions(arguments: argparse.Namespace) -> dict[str, Any]:
