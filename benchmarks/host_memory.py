@@ -1,11 +1,12 @@
-"""What a link to host memory saves: `auto` with and without it on GPTs at a half, a third and a quarter of their peak.
+"""What a link to host memory saves: `auto` with and without it, at a half, a third and a quarter of the peak.
 
-    python benchmarks/host_memory.py [--layers 12 24 48 96] [--speed 55e9] [--limit 60] [--results DIR]
+    python benchmarks/host_memory.py [--only REGEX] [--speed 55e9] [--limit 60] [--results DIR]
 
-The graphs are generated. The link has the same speed in both directions and as much host memory as it takes. `alone` is
-what `auto` found by recomputation in its share of the time, `joint` what it found with the link, both as extra time in
-percent of the time without recomputation; `bound` holds for schedules that keep, recompute and move. Cases are written
-to the results as they end.
+Generated GPTs, and Llama 1B (8 x 2048 tokens) and ViT-L (64 images), both transformers' and in bf16, recorded on the
+meta device with the times of an H200's data sheet. The link has the same speed in both directions and as much host
+memory as it takes. `alone` is what `auto` found by recomputation in its share of the time, `joint` what it found with
+the link, both as extra time in percent of the time without recomputation; `bound` holds for schedules that keep,
+recompute and move. Rows are kept as JSON; cases that are solved again replace theirs.
 """
 
 from __future__ import annotations
@@ -14,15 +15,20 @@ import argparse
 import json
 import os
 import platform
+import re
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import date
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
+import torch
+
 import rematch
 from rematch.files import write_text
-from rematch.graph import Link, baseline, simulate
+from rematch.graph import Graph, Link, baseline, simulate
 from rematch.graph.generators import gpt
 from rematch.solvers import Problem, make_solver, solve
 
@@ -32,7 +38,7 @@ HOST_BYTES = 2**50
 
 @dataclass(frozen=True)
 class Row:
-    layers: int
+    name: str
     operators: int
     budget_share: float
     alone_percent: float | None
@@ -44,8 +50,55 @@ class Row:
     load: float  # of the machine, the mean of a minute
 
 
-def measured(layers: int, share: float, speed: float, limit: float) -> Row:
-    graph = replace(gpt(layers=layers), link=Link(speed, speed, HOST_BYTES))
+def graphs() -> Iterator[tuple[str, Callable[[], Graph]]]:
+    for layers in (12, 24, 48, 96):
+        yield f"GPT {layers}", partial(gpt, layers=layers)
+    yield "Llama 1B", llama
+    yield "ViT-L", vit
+
+
+def llama() -> Graph:
+    from transformers import LlamaConfig, LlamaForCausalLM, masking_utils
+
+    # It looks at the data, which the meta device has not, for sequences that were packed together.
+    masking_utils.find_packed_sequence_indices = lambda position_ids: None
+    config = LlamaConfig(
+        vocab_size=32_000,
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_hidden_layers=16,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        use_cache=False,
+    )
+    with torch.device("meta"):
+        model, tokens = LlamaForCausalLM(config).to(torch.bfloat16), torch.zeros(8, 2048, dtype=torch.long)
+    sample = {"input_ids": tokens, "labels": tokens}
+    return rematch.trace(model, sample, loss=lambda output: output.loss, device="h200", progress=False)
+
+
+def vit() -> Graph:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    config = ViTConfig(
+        hidden_size=1024, intermediate_size=4096, num_hidden_layers=24, num_attention_heads=16, num_labels=1000
+    )
+    with torch.device("meta"):
+        model = ViTForImageClassification(config).to(torch.bfloat16)
+        images, labels = torch.zeros(64, 3, 224, 224, dtype=torch.bfloat16), torch.zeros(64, dtype=torch.long)
+    return rematch.trace(
+        model,
+        {"pixel_values": images, "labels": labels},
+        loss=lambda output: output.loss,
+        device="h200",
+        progress=False,
+    )
+
+
+def measured(name: str, graph: Graph, share: float, speed: float, limit: float) -> Row:
+    graph = replace(graph, link=Link(speed, speed, HOST_BYTES))
     problem = Problem(graph, int(share * simulate(graph, baseline(graph)).peak_bytes))
     started = time.perf_counter()
     solution = solve(problem, "auto", time_limit=limit)
@@ -57,7 +110,7 @@ def measured(layers: int, share: float, speed: float, limit: float) -> Row:
     alone = next((entry.best_seconds for entry in solution.log if entry.solver == "recomputation alone"), None)
     seen = None if solution.schedule is None else simulate(graph, solution.schedule)
     return Row(
-        layers=layers,
+        name=name,
         operators=len(graph.ops),
         budget_share=share,
         alone_percent=extra(alone),
@@ -73,34 +126,39 @@ def measured(layers: int, share: float, speed: float, limit: float) -> Row:
 def line(row: Row) -> str:
     figures = (row.alone_percent, row.joint_percent, row.bound_percent)
     shown = " ".join(f"{'-':>8}" if figure is None else f"{figure:>8.2f}" for figure in figures)
-    case = f"{row.layers:>6} {row.operators:>9,} {row.budget_share:>6.0%}"
+    case = f"{row.name:<9} {row.operators:>9,} {row.budget_share:>6.0%}"
     return f"{case} {shown} {row.wall_seconds:>7.1f} {row.load:>5.1f}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, nargs="+", default=[12, 24, 48, 96])
+    parser.add_argument("--only", default="", help="regular expression on the name")
     parser.add_argument("--speed", type=float, default=55e9, help="bytes in a second, each way")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds for each case")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args()
     arguments.results.mkdir(parents=True, exist_ok=True)
     make_solver("auto").prepare()
-    print(f"layers operators budget {'alone %':>8} {'joint %':>8} {'bound %':>8} {'wall s':>7}  load")
-    rows: list[Row] = []
-    for layers in arguments.layers:
+    path = arguments.results / "host-memory.json"
+    known = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
+    rows = {(row["name"], row["budget_share"]): Row(**row) for row in known}
+    print(f"{'graph':9} operators budget {'alone %':>8} {'joint %':>8} {'bound %':>8} {'wall s':>7}  load")
+    for name, make in graphs():
+        if not re.search(arguments.only, name):
+            continue
+        graph = make()
         for share in BUDGETS:
-            rows.append(measured(layers, share, arguments.speed, arguments.limit))
-            print(line(rows[-1]), flush=True)
+            rows[name, share] = measured(name, graph, share, arguments.speed, arguments.limit)
+            print(line(rows[name, share]), flush=True)
             kept = {
                 "date": date.today().isoformat(),
                 "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
                 "versions": {"rematch": rematch.__version__, **{n: version(n) for n in ("highspy", "numba", "numpy")}},
                 "limit_seconds": arguments.limit,
                 "bytes_per_second": arguments.speed,
-                "rows": [asdict(row) for row in rows],
+                "rows": [asdict(row) for row in rows.values()],
             }
-            write_text(arguments.results / "host-memory.json", json.dumps(kept, indent=1) + "\n")
+            write_text(path, json.dumps(kept, indent=1) + "\n")
 
 
 if __name__ == "__main__":
