@@ -2,12 +2,12 @@
 
     python benchmarks/smallest.py [--graphs DIR] [--limit 120] [--only REGEX] [--results DIR]
 
-Training steps of at most 300 operators: generated ones, nested skips (one of them with the held-out seed of
-`solvers.py`) and, from DIR, Checkmate's; each as it is, where every operator may run again, and "tape": as an engine
-has it that leaves forward to the user and backward to autograd, and runs only operators of forward again, after the
-loss. Then, for comparison, wide random graphs, which are no training steps. Both budgets are percentages of the peak
-without recomputation, and the gap is that of the first over the second in percent. Rows are kept as JSON; cases that
-are solved again replace theirs.
+Training steps of at most 300 operators: generated ones and nested skips (one of them with the held-out seed of
+`solvers.py`), each as it is, where every operator may run again, and "tape": as an engine has it that leaves forward to
+the user and backward to autograd, and runs only operators of forward again, after the loss. From DIR, Checkmate's.
+Then, for comparison, wide random graphs, which are no training steps. Both budgets are percentages of the peak without
+recomputation, and the gap is that of the first over the second in percent. Rows are kept as JSON; cases that are solved
+again replace theirs.
 """
 
 from __future__ import annotations
@@ -48,14 +48,17 @@ class Row:
 
 
 def graphs(folder: Path | None) -> Iterator[tuple[str, Callable[[], Graph]]]:
-    for name, make in training_steps(folder):
+    for name, make in training_steps():
         yield name, make
         yield f"{name}, tape", lambda make=make: as_the_tape_runs_it(make())
+    if folder is not None:
+        for name in CHECKMATE:
+            yield f"checkmate {name}", lambda name=name: load_graph(folder / f"cm_{name}_train.json", plain=True).graph
     for nodes in (200, 400):
         yield f"random layered {nodes}", partial(generators.random_layered, nodes, seed=0)
 
 
-def training_steps(folder: Path | None) -> Iterator[tuple[str, Callable[[], Graph]]]:
+def training_steps() -> Iterator[tuple[str, Callable[[], Graph]]]:
     yield "chain 120", partial(generators.chain, 120)
     yield "feed-forward 60", partial(generators.feed_forward, 60)
     yield "GPT 8", partial(generators.gpt, 8)
@@ -64,9 +67,6 @@ def training_steps(folder: Path | None) -> Iterator[tuple[str, Callable[[], Grap
     for depth, convolutions in ((3, 2), (4, 1), (4, 2)):
         yield f"nested skips {depth}x{convolutions}", partial(nested_skips, depth, convolutions, 0)
     yield "nested skips 4x1, held out", partial(nested_skips, 4, 1, HELD_OUT_SEED)
-    if folder is not None:
-        for name in CHECKMATE:
-            yield f"checkmate {name}", lambda name=name: load_graph(folder / f"cm_{name}_train.json", plain=True).graph
 
 
 def as_the_tape_runs_it(graph: Graph) -> Graph:
