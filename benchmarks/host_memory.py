@@ -24,7 +24,9 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
+import gpu
 import torch
+from torch import nn
 
 import rematch
 from rematch.files import write_text
@@ -58,25 +60,14 @@ def graphs() -> Iterator[tuple[str, Callable[[], Graph]]]:
 
 
 def llama() -> Graph:
-    from transformers import LlamaConfig, LlamaForCausalLM, masking_utils
+    from transformers import masking_utils
 
     # It looks at the data, which the meta device has not, for sequences that were packed together.
     masking_utils.find_packed_sequence_indices = lambda position_ids: None
-    config = LlamaConfig(
-        vocab_size=32_000,
-        hidden_size=2048,
-        intermediate_size=8192,
-        num_hidden_layers=16,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        max_position_embeddings=2048,
-        tie_word_embeddings=True,
-        use_cache=False,
-    )
+    setting = gpu.llama()
     with torch.device("meta"):
-        model, tokens = LlamaForCausalLM(config).to(torch.bfloat16), torch.zeros(8, 2048, dtype=torch.long)
-    sample = {"input_ids": tokens, "labels": tokens}
-    return rematch.trace(model, sample, loss=lambda output: output.loss, device="h200", progress=False)
+        model = setting.build()
+    return recorded(model, {name: tensor.to("meta") for name, tensor in setting.sample().items()})
 
 
 def vit() -> Graph:
@@ -88,13 +79,11 @@ def vit() -> Graph:
     with torch.device("meta"):
         model = ViTForImageClassification(config).to(torch.bfloat16)
         images, labels = torch.zeros(64, 3, 224, 224, dtype=torch.bfloat16), torch.zeros(64, dtype=torch.long)
-    return rematch.trace(
-        model,
-        {"pixel_values": images, "labels": labels},
-        loss=lambda output: output.loss,
-        device="h200",
-        progress=False,
-    )
+    return recorded(model, {"pixel_values": images, "labels": labels})
+
+
+def recorded(model: nn.Module, sample: dict[str, torch.Tensor]) -> Graph:
+    return rematch.trace(model, sample, loss=lambda output: output.loss, device="h200", progress=False)
 
 
 def measured(name: str, graph: Graph, share: float, speed: float, limit: float) -> Row:

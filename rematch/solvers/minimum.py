@@ -5,8 +5,7 @@
 From below by what first computations need whatever is recomputed (`least_memory`) and by the linear relaxation of the
 epoch model, which halves the range in between; from above by local search for budgets that fall step by step
 (`descent`), which begins with nothing of forward kept (`from_scratch`), and by schedules that keep what minimum cuts
-say (`frugal`). On tiny graphs the exhaustive search does both,
-down to the byte.
+say (`frugal`). On tiny graphs the exhaustive search does both, down to the byte.
 """
 
 from __future__ import annotations

@@ -282,12 +282,14 @@ def _ask_others(incumbent: Incumbent) -> None:
 
 def _offer_lean_schedules(incumbent: Incumbent) -> None:
     """Those that keep nothing of forward, and what minimum cuts say: the first is there at once, the second faster."""
-    problem = incumbent.problem
+    _offer_lean(incumbent, from_scratch(incumbent.problem.graph), "from scratch")
     deadline = incumbent.deadline.within(_OTHERS_SHARE * incumbent.deadline.remaining)
-    for name in ("from scratch", "frugal"):
-        lean = from_scratch(problem.graph) if name == "from scratch" else frugal_schedule(problem, deadline)
-        if lean is None or not offer_in_default_order(incumbent, lean.ops, name):
-            incumbent.tell(name, "no schedule within the budget that is faster")
+    _offer_lean(incumbent, frugal_schedule(incumbent.problem, deadline), "frugal")
+
+
+def _offer_lean(incumbent: Incumbent, schedule: Schedule | None, by: str) -> None:
+    if schedule is None or not offer_in_default_order(incumbent, schedule.ops, by):
+        incumbent.tell(by, "no schedule within the budget that is faster")
 
 
 def _look_for_a_proof(incumbent: Incumbent) -> None:

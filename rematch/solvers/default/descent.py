@@ -25,7 +25,7 @@ _MOVES_AT_ONCE = 2_000  # between two looks at whether the step is done
 # Passes of the first descent, of the second and of later ones, and how many steps may fail in a row before the next one
 # begins: what two passes can reach they reach soon, while four often go on after many failures.
 _PASSES, _FAILURES = (2, 4, 4), (3, 10, 4)
-_MOST_REPEATS = 10  # of later descents, one after the other, that find nothing leaner
+_MOST_IN_VAIN = 10  # descents, one after the other, that find nothing leaner
 
 
 class Descent:
@@ -36,7 +36,7 @@ class Descent:
         self._leanest = baseline(problem.graph)
         self._least_peak = simulate(problem.graph, self._leanest).peak_bytes
         self._descents = 0
-        self._least_before, self._repeats = self._least_peak, 0  # later descents since one found something leaner
+        self._least_before, self._in_vain = self._least_peak, 0  # descents begun since one found something leaner
         self._begin()
 
     def _begin(self) -> None:
@@ -47,7 +47,7 @@ class Descent:
         self._schedule = self._leanest if self._descents >= len(_PASSES) else baseline(self._problem.graph)
         self._peak = simulate(self._problem.graph, self._schedule).peak_bytes
         leaner = self._least_peak < self._least_before
-        self._least_before, self._repeats = self._least_peak, 0 if leaner else self._repeats + 1
+        self._least_before, self._in_vain = self._least_peak, 0 if leaner else self._in_vain + 1
         self._step, self._failed = _FIRST_STEP, 0
         self._search = self._next_search()
 
@@ -74,7 +74,7 @@ class Descent:
     @property
     def stuck(self) -> bool:
         """Whether descents have ended above the budget, also with as many passes as there may be, and for long."""
-        return self._repeats > _MOST_REPEATS
+        return self._in_vain > _MOST_IN_VAIN
 
     def search(self) -> LocalSearch:
         """A local search that goes on from what was found."""

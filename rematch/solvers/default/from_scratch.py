@@ -13,8 +13,7 @@ import numpy as np
 
 from rematch.graph import Graph, Schedule
 from rematch.solvers.common.pruning import in_turn
-
-_MOST_RUNS = 200  # computations per operator, on average: longer schedules are of no use to anyone
+from rematch.solvers.default.frugal import MOST_RUNS
 
 
 def from_scratch(graph: Graph) -> Schedule | None:
@@ -22,20 +21,19 @@ def from_scratch(graph: Graph) -> Schedule | None:
     a = graph.arrays
     if a.loss < 0:
         return None
-    loss_position = int(a.position[a.loss])
+    order, loss_position = a.order.tolist(), int(a.position[a.loss])
     made_from: dict[int, int] = {}  # operator of forward -> bits of the positions that it is made from, and its own
     sequence: list[int] = []
-    for op in a.order.tolist():
-        position = int(a.position[op])
+    for position, op in enumerate(order):
         bits = 0
         for value in graph.ops[op].inputs:
             bits |= made_from.get(int(a.producer[value]), 0)
         if position < loss_position:
             made_from[op] = bits | 1 << position
         elif position > loss_position:
-            if len(sequence) + bits.bit_count() > _MOST_RUNS * len(graph.ops):
+            if len(sequence) + bits.bit_count() > MOST_RUNS * len(order):
                 return None
-            sequence += [graph.order[at] for at in _positions(bits)]
+            sequence += [order[at] for at in _positions(bits)]
         sequence.append(op)
     return Schedule.from_ops(graph, in_turn(graph, np.array(sequence, dtype=np.int32)))
 

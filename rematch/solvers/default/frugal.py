@@ -31,7 +31,7 @@ from rematch.solvers.base import Deadline, Problem
 from rematch.solvers.common.least_memory import essential_values
 from rematch.solvers.common.precedence import Precedence
 
-_MOST_RUNS = 200  # computations per operator: longer schedules are of no use to anyone
+MOST_RUNS = 200  # computations per operator: longer schedules are of no use to anyone
 _MOST_RETREATS = 20  # in a stage, before an operator is forbidden there
 _MOST_FORBIDDEN = 1  # per stage on average
 _WEIGHTS = (3.0, 0.3, 0.03, 0.0)  # of running everything again, in budgets, when cuts are compared
@@ -278,7 +278,7 @@ class _Run:
         goals = [_Goal(first, self.stages.delivers(position), self)]
         retreats, stuck = 0, -1
         while goals:
-            if deadline.expired or len(self.sequence) > _MOST_RUNS * self.stages.count:
+            if deadline.expired or len(self.sequence) > MOST_RUNS * self.stages.count:
                 return -1
             if self._advance(goals):
                 continue
