@@ -44,6 +44,7 @@ from rematch.units import extra_pct
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 _QUEUED = 10  # steps that are not waited for
+_FIRST_STEPS = 4  # blocks are captured and learned in the first ones; what comes then is what trains
 
 
 @dataclass(frozen=True)
@@ -334,6 +335,8 @@ def ours(
     inside, budget = within(setting, model, sample, budget_of(point, rows), limit, **options)
     plan_seconds = time.perf_counter() - started
     trial = Trial(inside, setting.loss, setting.context)
+    for _ in range(_FIRST_STEPS):
+        trial.step(sample)
     comparable = "chunk_loss" not in options and same_outcome(eager, eager, sample)
     equal = same_outcome(trial, eager, sample) if comparable else None
     plan = rematch.plans_of(inside)[-1]

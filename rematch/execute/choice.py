@@ -25,8 +25,6 @@ def reasons_for_tape(
 ) -> tuple[str, ...] | None:
     """Why the tape runs this graph, as notes for its plan, which may be none; None if replay is worth a try."""
     graph, recording = recorded.graph, recorded.recording
-    if graph.link is not None:
-        return ("engine: tape, because it moves values to host memory",)
     if settings.pins:
         return ("engine: tape, because pins name what eager runs",)
     if recording.checkpoints and settings.checkpoints != REPLACE:

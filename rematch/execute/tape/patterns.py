@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import Parameter
 
@@ -43,7 +44,9 @@ class Watch(Interpreter):
         self.start = tape.position
         self.notes: list[Note] = []
         self.packed: list[_Packed] = []
-        self.nodes: dict[int, Node] = {}  # by the storage that one shows; the last one that does
+        # The last node that shows a storage, by its address. No other storage has that address while this is there:
+        # one made inside an operator would be taken for the value of a node that has died.
+        self.nodes: dict[int, tuple[Node, StorageWeakRef]] = {}
         self.generator = generator_of(inputs)
         self.offset = None if self.generator is None else self.generator.get_offset()
         tape.watched_notes = self.notes
@@ -51,7 +54,7 @@ class Watch(Interpreter):
     def run_node(self, n: Node) -> Any:
         returned = super().run_node(n)
         if type(returned) is Tensor and returned.layout is torch.strided and n.op != "output":
-            self.nodes[storage_address(returned)] = n
+            self.nodes[storage_address(returned)] = n, StorageWeakRef(returned.untyped_storage())
         return returned
 
     @keep_dynamo_out
@@ -64,7 +67,7 @@ class Watch(Interpreter):
         """Keep nothing that the plan does not: autograd keeps the hook as long as what the hook has packed."""
         if self.tape.plan is not None and self.tape.parting is None:
             _let_go_of_notes(self.notes, self.tape.plan.noted)
-        self.inputs, self.notes, self.packed, self.args_iter = (), [], [], iter(())
+        self.inputs, self.notes, self.packed, self.nodes, self.args_iter = (), [], [], {}, iter(())
         self.tape.watched_notes = None
         self.env.clear()
 
@@ -285,7 +288,7 @@ class _Learner:
         for place, output in enumerate(self.outputs):
             if storage_address(output) == address:
                 return place
-        node = self.watch.nodes.get(address)
+        node, _ = self.watch.nodes.get(address, (None, None))
         if node is None or node.op == "placeholder":
             return None
         if node not in self.nodes:
@@ -303,6 +306,7 @@ class _Learner:
         module = self.watch.module
         assert isinstance(module, GraphModule)
         if not self.nodes:
+            _LazyGraphModule.force_recompile(module)  # else each call looks whether its code was written yet
             return module.forward
         graph = Graph()
         copies: dict[Node, Node] = {}

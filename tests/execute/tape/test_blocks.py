@@ -17,7 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from rematch.execute.tape import Blocks, Budget, Parting, TapePlan, drop_all, run
+from rematch.execute.tape import Blocks, Budget, Observation, Parting, TapePlan, drop, drop_all, run
 from tests.taped import Policy, drop_some, plan_for
 from tests.training import measured_peak
 
@@ -110,6 +110,36 @@ class Gradients:
             expected, got = self.plain(), self.captured()
             assert len(got) == len(expected)
             assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
+class Summing(nn.Module):
+    """Its sums are dead when the linear layer makes copies of its parameters, which get their addresses."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        first, second, third = x + 1, x + 2, x + 3
+        total = first + second + third
+        del first, second, third
+        return F.gelu(self.linear(total)) + x * scale
+
+
+def _drop_products(observation: Observation) -> TapePlan:
+    """Drop what matrix products make; the copies of parameters that they read stay."""
+    products = {call for call, made in enumerate(observation.calls) if made is torch.ops.aten.addmm.default}
+    plan = drop(observation, frozenset(key for key in observation.droppable if key[0] in products))
+    return TapePlan(plan.calls, frozenset(products), plan.dropped)
+
+
+def test_storages_are_not_taken_for_dead_ones_at_their_addresses() -> None:
+    gradients = Gradients(
+        Casting(Summing, depth=8), _drop_products, 64, 32, 16
+    )  # too large to be noted for convenience
+    gradients.assert_equal(4)
+    assert gradients.blocks.unseen == 3 * 8
+    assert len(gradients.plan.dropped) == 8
 
 
 @pytest.mark.parametrize("policy", [drop_all, drop_some(0), drop_some(1), drop_some(2)])
