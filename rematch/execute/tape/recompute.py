@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from rematch.capture.measure import below_autograd
 from rematch.execute.tape.contents import (
     Content,
     Handle,
@@ -29,16 +26,29 @@ from rematch.execute.tape.contents import (
 )
 from rematch.execute.tape.eviction import Ledger
 from rematch.execute.tape.plan import ContentKey, EventStep, TapePlan
-from rematch.execute.tape.threads import not_forward
+from rematch.execute.tape.threads import thread
 
 _LOCK = threading.RLock()
 
 
-@contextmanager
-def _as_in_forward() -> Iterator[None]:
-    """Kernels run as they ran below autograd and autocast, and no tape notes them."""
-    with not_forward(), torch._C._DisableAutocast(), below_autograd():
-        yield
+class _AsInForward:
+    """Kernels run as they ran below autograd and autocast, and no tape notes them; entered for every access."""
+
+    __slots__ = ("_guards", "_wants_gradients", "_was_not_forward")
+
+    def __enter__(self) -> None:
+        self._was_not_forward, thread.not_forward = thread.not_forward, True
+        self._wants_gradients = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(True)  # some kernels ask
+        self._guards = torch._C._DisableAutocast(), torch._C._AutoDispatchBelowAutograd()
+        for guard in self._guards:
+            guard.__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        for guard in reversed(self._guards):
+            guard.__exit__(*raised)
+        torch._C._set_grad_enabled(self._wants_gradients)
+        thread.not_forward = self._was_not_forward
 
 
 _graph_is_kept: Any = torch._C._autograd._get_current_graph_task_keep_graph  # type: ignore[attr-defined]
@@ -74,8 +84,10 @@ class Backward:
             value = self._value_of(saved)
             if last:
                 saved.content.let_go()
+            # Above the keys that count versions, so that a backward which writes to what it gets is found out.
+            if not torch.is_grad_enabled():
+                return show(value, handle.layout)
             with torch.no_grad():
-                # Above the keys that count versions, so that a backward which writes to what it gets is found out.
                 return show(value, handle.layout)
 
     def _value_of(self, saved: Saved) -> torch.Tensor:
@@ -84,7 +96,7 @@ class Backward:
             return value
         value = saved.value
         if value is None:
-            with _as_in_forward():
+            with _AsInForward():
                 value = _Recomputation(self).bring_back(saved.content)
         elif value._version != saved.value_version:
             raise modified_in_place(value.type(), value.shape, value._version, saved.value_version)
@@ -107,7 +119,7 @@ class Backward:
             self.plan = None
             return False
         if event.steps:
-            with _as_in_forward():
+            with _AsInForward():
                 _Recomputation(self).follow(event.steps, () if _graph_is_kept() else event.done)
         return event.last
 
@@ -157,14 +169,10 @@ class _Recomputation:
 
     def _run_planned(self, call: int, last: bool) -> None:
         note = self.backward.note(call)
-        if note is None:
-            return
-        for content in _sources(note):
-            if self._known(content) is None:
-                self.bring_back(content)
-        self._run(note)
-        if last:
-            note.forget()
+        if note is not None:
+            self._run(note)
+            if last:
+                note.forget()
 
     def bring_back(self, wanted: Content) -> torch.Tensor:
         """Compute a content again, from what is there."""
@@ -213,6 +221,11 @@ class _Recomputation:
         known = self.at_hand.get(content)
         return content.available() if known is None else known
 
+    def _needed(self, content: Content) -> torch.Tensor:
+        """A content that a call reads, computed again if the plan has left that to us."""
+        known = self._known(content)
+        return self.bring_back(content) if known is None else known
+
     def _run(self, note: Note) -> None:
         bases: dict[Content, torch.Tensor] = {}
         target = note.target
@@ -237,9 +250,7 @@ class _Recomputation:
         if type(argument) is Ref:
             base = bases.get(argument.content)
             if base is None:
-                known = self._known(argument.content)
-                assert known is not None
-                base = bases[argument.content] = known
+                base = bases[argument.content] = self._needed(argument.content)
             return argument.shown(base)
         return [self._resolved(entry, bases) for entry in argument] if type(argument) is list else argument
 
@@ -249,8 +260,7 @@ class _Recomputation:
             size, device = note.memory
             return torch.empty(size, dtype=torch.uint8, device=device)
         before = target.content
-        known = self._known(before)
-        assert known is not None
+        known = self._needed(before)
         if before in self.private:
             del self.at_hand[before]
             self.private.discard(before)
