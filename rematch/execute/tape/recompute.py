@@ -34,19 +34,20 @@ _LOCK = threading.RLock()
 class _AsInForward:
     """Kernels run as they ran below autograd and autocast, and no tape notes them; entered for every access."""
 
-    __slots__ = ("_guards", "_wants_gradients", "_was_not_forward")
+    __slots__ = ("_no_autocast", "_no_autograd", "_wants_gradients", "_was_not_forward")
 
     def __enter__(self) -> None:
         self._was_not_forward, thread.not_forward = thread.not_forward, True
         self._wants_gradients = torch.is_grad_enabled()
         torch._C._set_grad_enabled(True)  # some kernels ask
-        self._guards = torch._C._DisableAutocast(), torch._C._AutoDispatchBelowAutograd()
-        for guard in self._guards:
-            guard.__enter__()
+        self._no_autocast = torch._C._DisableAutocast()
+        self._no_autocast.__enter__()
+        self._no_autograd = torch._C._AutoDispatchBelowAutograd()  # from here on, and not from its entering
+        self._no_autograd.__enter__()
 
     def __exit__(self, *raised: Any) -> None:
-        for guard in reversed(self._guards):
-            guard.__exit__(*raised)
+        self._no_autograd.__exit__(*raised)
+        self._no_autocast.__exit__(*raised)
         torch._C._set_grad_enabled(self._wants_gradients)
         thread.not_forward = self._was_not_forward
 
@@ -85,8 +86,6 @@ class Backward:
             if last:
                 saved.content.let_go()
             # Above the keys that count versions, so that a backward which writes to what it gets is found out.
-            if not torch.is_grad_enabled():
-                return show(value, handle.layout)
             with torch.no_grad():
                 return show(value, handle.layout)
 
