@@ -1,14 +1,14 @@
 """Checkmate's experiments on its own graphs: Table 2, the curves of figure 5, the batches of figure 6, appendix A.
 
-    python benchmarks/checkmate.py --graphs DIR [--limit 20] [--only REGEX] [--solvers REGEX] [--no-batches]
-                                   [--flops] [--results FILE.json]
+    python benchmarks/checkmate.py --graphs DIR [--limit 20] [--only REGEX] [--solvers REGEX]
+                                   [--no-curves] [--no-batches] [--results FILE.json]
 
-DIR holds the benchmark graphs as JSON. Each graph is solved at six budgets, spread evenly between what its largest
-operator needs and its peak without recomputation, by every heuristic of Table 1, by LP rounding, by Checkmate's own
-program in HiGHS, and by the default solver, whose schedules are the best known. Points and batches that FILE.json has
-for at least this limit are not solved again. Ratios are costs against the best cost known, as geometric means over the
-budgets that a method keeps. Writes FILE.json, FILE-curves.png and FILE-batch.png. `--flops` takes floating-point
-operations as costs, for graphs that know them; the times of the collected Checkmate graphs are already costs.
+DIR holds the benchmark graphs as JSON; their times are the costs of the paper. Each graph is solved at six budgets,
+spread evenly between what its largest operator needs and its peak without recomputation, by every heuristic of Table 1,
+by LP rounding with our search and pruning, by Checkmate's own program in HiGHS, and by the default solver, whose
+schedules are the best known. Points and batches that FILE.json has for at least this limit are not solved again, so
+that a run that was stopped goes on where it was. Ratios are costs against the best cost known, as geometric means over
+the budgets that a method keeps. Writes FILE.json, FILE-curves.png and FILE-batch.png.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rematch.files import write_text
 from rematch.graph import Graph, baseline, simulate
 from rematch.graph.formats import load_graph
-from rematch.graph.transforms import with_flop_costs
 from rematch.report.charts import Panel, draw_bars, draw_curves
 from rematch.solvers import Deadline, Problem, make_solver, solve
 from rematch.solvers.checkmate.solver import FORMS, integrality_gap, unit_chain
@@ -51,6 +51,7 @@ PAPER = {  # Table 2: AP sqrt(n), AP greedy, Griewank log n, two-phase LP roundi
     "resnet50_b256": {"ap_sqrt": 1.20, "ap_greedy": 1.25, "rounding": 1.05},
 }
 PAPER_GAPS = {"partitioned": 1.18, "unpartitioned": 21.56}
+WHO_RAN = "checkmate: its program by HiGHS; rounding: thresholds searched and pruned, which is ours; auto: ours"
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class Point:
     bound: float | None
     solve_seconds: float
     limit_seconds: float
+    load_average: float | None = None  # of the machine, in the minute before the search ended
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Batch:
 
     batch: int
     limit_seconds: float
+    load_average: float | None = None
 
 
 def points_of(
@@ -98,7 +101,7 @@ def points_of(
             bound = solution.lower_bound_seconds and solution.lower_bound_seconds / graph.baseline_seconds
             yield Point(
                 name, problem.budget_bytes, problem.budget_bytes / peak, solver, solution.status.value,
-                cost, bound, solution.solve_seconds, limit,
+                cost, bound, solution.solve_seconds, limit, os.getloadavg()[0],
             )  # fmt: skip
 
 
@@ -127,7 +130,10 @@ def ratios(points: list[Point]) -> dict[str, tuple[float, int, int]]:
 
 def print_table(points: list[Point]) -> None:
     print("\nTable 2: cost against the best known, geometric mean (budgets kept of budgets that can be; the paper's)")
-    for name in dict.fromkeys(point.graph for point in points):
+    print(f"  {WHO_RAN}; {limits_of(points, SOLVERS)} a point")
+    for name in GRAPHS:
+        if not any(point.graph == name for point in points):
+            continue
         print(f"  {name}")
         for solver, (ratio, kept, possible) in ratios([p for p in points if p.graph == name]).items():
             paper = PAPER.get(name, {}).get(solver)
@@ -146,15 +152,15 @@ def print_gaps() -> dict[str, float]:
     return gaps
 
 
-def batches_of(graph: Graph, captured: int, limit: float, solvers: str, known: dict[str, Batch]) -> dict[str, Batch]:
-    """Figure 6: the largest batch in 16 GiB with at most one more forward pass."""
-    found = dict(known)
+def batches_of(
+    graph: Graph, captured: int, limit: float, solvers: str, known: dict[str, Batch]
+) -> Iterator[tuple[str, Batch]]:
+    """Figure 6: the largest batch in 16 GiB with at most one more forward pass, by each solver that is asked for."""
     for solver in BATCH_SOLVERS:
-        before = found.get(solver)
+        before = known.get(solver)
         if re.search(solvers, solver) and (before is None or before.limit_seconds < limit):
             batch = max_batch(graph, BATCH_BUDGET, captured=captured, solver=solver, time_limit=limit).batch
-            found[solver] = Batch(batch, limit)
-    return {solver: found[solver] for solver in BATCH_SOLVERS if solver in found}
+            yield solver, Batch(batch, limit, os.getloadavg()[0])
 
 
 def curves(points: list[Point]) -> list[Panel]:
@@ -171,7 +177,8 @@ def curves(points: list[Point]) -> list[Panel]:
                 if any((p.graph, p.solver) == (name, solver) and p.cost is not None for p in points)
             },
         )
-        for name in dict.fromkeys(point.graph for point in points)
+        for name in GRAPHS
+        if any(point.graph == name for point in points)
     ]
 
 
@@ -181,8 +188,8 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=20.0, help="seconds for each solver at each budget")
     parser.add_argument("--only", default="", help="regular expression on the names of graphs")
     parser.add_argument("--solvers", default="", help="regular expression on the names of solvers")
+    parser.add_argument("--no-curves", action="store_true", help="leave figure 5 and table 2 as they are")
     parser.add_argument("--no-batches", action="store_true", help="leave figure 6 as it is")
-    parser.add_argument("--flops", action="store_true", help="take floating-point operations as costs")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / "checkmate.json")
     arguments = parser.parse_args()
     chosen = [name for name in GRAPHS if re.search(arguments.only, name)]
@@ -195,11 +202,9 @@ def main() -> None:
 Known = tuple[dict[tuple[str, int, str], Point], dict[str, dict[str, Batch]]]
 
 
-def known_results(path: Path, flops: bool) -> Known:
-    """What earlier runs with the same costs have left."""
-    stored = json.loads(path.read_text()) if path.exists() else {}
-    if stored.get("flops") != flops:
-        return {}, {}
+def known_results(path: Path) -> Known:
+    """What earlier runs have left."""
+    stored = json.loads(path.read_text()) if path.exists() else {"points": [], "batches": {}}
     points = {(p["graph"], p["budget_bytes"], p["solver"]): Point(**p) for p in stored["points"]}
     batches = {
         name: {solver: Batch(**found) for solver, found in row.items()} for name, row in stored["batches"].items()
@@ -208,62 +213,90 @@ def known_results(path: Path, flops: bool) -> Known:
 
 
 def run(chosen: list[str], arguments: argparse.Namespace) -> None:
-    known, batches = known_results(arguments.results, arguments.flops)
-    kept = {"flops": arguments.flops, "integrality_gaps": print_gaps()}
+    known, batches = known_results(arguments.results)
+    gaps = print_gaps()
     print(f"\nExtra time in percent\n{'graph':16} {'budget':>7} {' '.join(f'{solver[:10]:>10}' for solver in SOLVERS)}")
 
     def save() -> None:
         plain_batches = {name: {solver: asdict(b) for solver, b in row.items()} for name, row in batches.items()}
-        document = {**kept, "points": [asdict(point) for point in known.values()], "batches": plain_batches}
+        points = [asdict(point) for point in known.values()]
+        document = {"integrality_gaps": gaps, "points": points, "batches": plain_batches}
         write_text(arguments.results, json.dumps(document, indent=1))
 
     for name in chosen:
         graph = load_graph(arguments.graphs / f"cm_{name}_train.json", plain=True).graph
-        graph = with_flop_costs(graph) if arguments.flops else graph
-        points = []
-        for point in points_of(name, graph, arguments.limit, arguments.solvers, known):
-            known[point.graph, point.budget_bytes, point.solver] = point
-            points.append(point)
-            save()
-        for budget in dict.fromkeys(point.budget_bytes for point in points):
+        if not arguments.no_curves:
+            for point in points_of(name, graph, arguments.limit, arguments.solvers, known):
+                known[point.graph, point.budget_bytes, point.solver] = point
+                save()
+        points = [point for point in known.values() if point.graph == name]
+        for budget in sorted({point.budget_bytes for point in points}, reverse=True):
             print(line([point for point in points if point.budget_bytes == budget]), flush=True)
         if not arguments.no_batches:
-            batch = int(name.rpartition("_b")[2])
-            batches[name] = batches_of(graph, batch, arguments.limit, arguments.solvers, batches.get(name, {}))
-            save()
-            found = ", ".join(f"{solver} {found.batch}" for solver, found in batches[name].items())
-            print(f"{name:16} batches: {found}")
+            row = batches.setdefault(name, {})
+            captured = int(name.rpartition("_b")[2])
+            for solver, batch in batches_of(graph, captured, arguments.limit, arguments.solvers, dict(row)):
+                row[solver] = batch
+                save()
+            print(f"{name:16} batches: {', '.join(f'{solver} {found.batch}' for solver, found in row.items())}")
     report(list(known.values()), batches, arguments.results.with_suffix(""))
 
 
 def report(points: list[Point], batches: dict[str, dict[str, Batch]], stem: Path) -> None:
     """Table 2 and the pictures."""
     print_table(points)
-    title = f"figure 5; checkmate: its program by HiGHS; auto: ours; {limits_of(points)}"
-    draw_curves(curves(points), f"{stem}-curves.png", x="budget, GiB", y="extra time, %", logarithmic=True, title=title)
-    bars = {name: {solver: found.batch for solver, found in row.items()} for name, row in batches.items()}
-    for name, published in PUBLISHED_BATCHES.items():
-        if name in bars:
-            bars[name]["checkmate, published"] = published
-    seconds = sorted({found.limit_seconds for row in batches.values() for found in row.values()})
+    title = f"figure 5; no point: nothing found, or the method does not apply\n{WHO_RAN}\n{limits_of(points, CURVES)}"
+    draw_curves(
+        curves(points),
+        f"{stem}-curves.png",
+        x="budget, GiB",
+        y="extra time, %",
+        logarithmic=True,
+        title=f"{title} a point; {load_of(points)}",
+    )
     draw_bars(
-        bars,
+        {name: bars_of(name, batches[name]) for name in GRAPHS if name in batches},
         f"{stem}-batch.png",
         y="largest batch in 16 GiB",
-        title="figure 6, at most one more forward pass; checkmate: its program by HiGHS; auto: ours; "
-        f"{' or '.join(f'{limit:g}' for limit in seconds)} s for each batch tried, on a machine that others used",
+        title=f"figure 6, at most one more forward pass; no bar: not run, or not published\n{WHO_RAN}\n"
+        f"{batch_limits(batches)} for each batch tried; {load_of(b for row in batches.values() for b in row.values())}",
     )
 
 
-def limits_of(points: list[Point]) -> str:
+def bars_of(name: str, row: dict[str, Batch]) -> dict[str, int]:
+    """The batches of a graph, and the published one."""
+    bars = {solver: row[solver].batch for solver in BATCH_SOLVERS if solver in row}
+    if name in PUBLISHED_BATCHES:
+        bars["checkmate, published"] = PUBLISHED_BATCHES[name]
+    return bars
+
+
+def limits_of(points: list[Point], solvers: tuple[str, ...]) -> str:
     """Which solvers had how many seconds a point."""
+    return in_words([(point.solver, point.limit_seconds) for point in points], solvers)
+
+
+def batch_limits(batches: dict[str, dict[str, Batch]]) -> str:
+    """Which solvers had how many seconds for a batch."""
+    return in_words([(s, found.limit_seconds) for row in batches.values() for s, found in row.items()], BATCH_SOLVERS)
+
+
+def load_of(results: Iterable[Point | Batch]) -> str:
+    """How much else the machine had to do, as far as that was noted."""
+    loads = [found.load_average for found in results]
+    noted = [load for load in loads if load is not None]
+    some = f"load average {min(noted):.0f} to {max(noted):.0f} on {os.cpu_count()} cores" if noted else ""
+    others = "load average not noted" if len(noted) < len(loads) else ""
+    return " or ".join(filter(None, (some, others)))
+
+
+def in_words(limits: list[tuple[str, float]], solvers: tuple[str, ...]) -> str:
     by_limit: dict[tuple[float, ...], list[str]] = {}
-    for solver in CURVES:
-        limits = sorted({point.limit_seconds for point in points if point.solver == solver})
-        by_limit.setdefault(tuple(limits), []).append(solver)
+    for solver in solvers:
+        if seconds := sorted({limit for name, limit in limits if name == solver}):
+            by_limit.setdefault(tuple(seconds), []).append(solver)
     return "; ".join(
-        f"{', '.join(solvers)}: {' or '.join(f'{limit:g}' for limit in limits)} s a point"
-        for limits, solvers in by_limit.items()
+        f"{', '.join(names)}: {' or '.join(f'{limit:g}' for limit in seconds)} s" for seconds, names in by_limit.items()
     )
 
 

@@ -1,6 +1,6 @@
 """Feng & Huang's Table 1: time to find checkpoints on the networks that it names, the memory they save, and pictures.
 
-    python benchmarks/feng.py [--only REGEX] [--again] [--traced DIR] [--results DIR]
+    python benchmarks/feng.py [--only REGEX] [--again] [--limit 30] [--traced DIR] [--results DIR]
 
 Each network is there twice. *Captured* ones are PyTorch modules of `models/papers.py`, traced with fake tensors for a
 V100 and kept in `--traced`; vertices are operators between input and output, so that their numbers are not the paper's.
@@ -15,6 +15,10 @@ between them. Chen's sqrt(n) and greedy choose among the articulation points; of
 is taken. Peaks are the oracle's for a training step in which the segments of each set are computed again one by one;
 those of captured networks have parameters, gradients and workspace in them. What the results already have is not
 measured again, unless `--again` is given. `--only` is searched for in 'captured AlexNet', 'counted AlexNet' and so on.
+
+A second table is ours: the extra time of `feng_huang` within budgets of bytes beside Chen's sqrt(n) and greedy, at
+articulation points and on the linearized graph, on generated training steps, with `--limit` seconds for each
+('budget chain 30' and so on for `--only`).
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -39,8 +43,9 @@ import rematch
 from rematch.errors import GraphError
 from rematch.files import write_text
 from rematch.graph import Graph, Op, Value, baseline, simulate
-from rematch.graph.generators import training_graph
+from rematch.graph.generators import chain, gpt, training_graph, unet
 from rematch.report.checkpoints import draw_checkpoints
+from rematch.solvers import Problem, solve
 from rematch.solvers.checkpoints.articulation import articulation_points
 from rematch.solvers.checkpoints.checkpointing import every_sqrt, greedy_segments
 from rematch.solvers.feng_huang.checkpoints import best_checkpoints
@@ -264,6 +269,18 @@ NETWORKS: dict[str, tuple[Callable[[], Network], int, float]] = {
 }  # fmt: skip
 
 
+CHENS = ("ap_sqrt", "ap_greedy", "linearized_sqrt", "linearized_greedy")
+WITHIN_BUDGETS: dict[str, Callable[[], Graph]] = {
+    "chain 8": lambda: chain(layers=8),
+    "chain 30": lambda: chain(layers=30),
+    "U-Net 2": lambda: unet(depth=2),
+    "U-Net 4": lambda: unet(depth=4),
+    "GPT 4": lambda: gpt(layers=4),
+    "GPT 12": lambda: gpt(layers=12),
+}
+PERCENTS = (90, 75, 60, 45)  # of the peak without recomputation
+
+
 @dataclass(frozen=True)
 class Row:
     kind: str  # "captured" or "counted"
@@ -379,9 +396,11 @@ def peak_bytes(subject: Subject, checkpoints: Collection[int]) -> int:
 
 
 HEADER = (
+    "Table 1; F&H: the best checkpoints by the paper's algorithms; sqrt, greedy: Chen's among articulation points\n"
+    "captured: PyTorch modules; counted: built as the paper counts, -like: stand-ins of random cells\n"
     f"{'':24} {'vertices':>15} {'':>6} {'seconds':>26} {'':>5} {'objective (1), MB':>32} {'peak of a step, MB':>32}\n"
     f"{'network':24} {'published':>9} {'n':>5} {'m':>6} {'published':>10} {'ours':>8} {'ratio':>6} {'kept':>5} "
-    f"{'all':>8} {'sqrt':>7} {'greedy':>7} {'ours':>7} {'all':>8} {'sqrt':>7} {'greedy':>7} {'ours':>7}"
+    f"{'all':>8} {'sqrt':>7} {'greedy':>7} {'F&H':>7} {'all':>8} {'sqrt':>7} {'greedy':>7} {'F&H':>7}"
 )
 
 
@@ -398,25 +417,86 @@ def line(row: Row) -> str:
     )
 
 
-def known_rows(path: Path) -> dict[tuple[str, str], Row]:
-    rows = [Row(**row) for row in json.loads(path.read_text())["rows"]] if path.exists() else []
-    return {(row.kind, row.name): row for row in rows}
+# Within a budget
 
 
-def keep(rows: list[Row], path: Path) -> None:
-    """All rows so far as JSON, so that a run that is stopped loses nothing."""
-    kept = {
-        "date": date.today().isoformat(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
-        "versions": {"rematch": rematch.__version__, **{name: version(name) for name in ("numba", "numpy", "torch")}},
-        "rows": [asdict(row) for row in rows],
-    }
-    write_text(path, json.dumps(kept, indent=1))
+@dataclass(frozen=True)
+class Within:
+    """Extra time in percent of each solver on one graph at one budget; None where it found nothing."""
+
+    name: str
+    percent: int
+    limit_seconds: float
+    load_average: float
+    extra_percent: dict[str, float | None]
+
+
+def within(name: str, graph: Graph, percent: int, limit: float) -> Within:
+    problem = Problem(graph, simulate(graph, baseline(graph)).peak_bytes * percent // 100)
+
+    def extra(solver: str) -> float | None:
+        found = solve(problem, solver, time_limit=limit).schedule
+        return None if found is None else (simulate(graph, found).seconds / graph.baseline_seconds - 1) * 100
+
+    extras = {solver: extra(solver) for solver in ("feng_huang", *CHENS)}
+    return Within(name, percent, limit, os.getloadavg()[0], extras)
+
+
+def within_line(row: Within) -> str:
+    found = [extra for solver in CHENS if (extra := row.extra_percent[solver]) is not None]
+    ours, chens = row.extra_percent["feng_huang"], min(found, default=None)
+    slower = chens is not None and (ours is None or ours > chens + 1e-6)
+    numbers = " ".join(f"{'-' if extra is None else f'{extra:.2f}':>18}" for extra in row.extra_percent.values())
+    return f"{row.name:12} {row.percent:>4} % {numbers}{'  SLOWER' if slower else ''}"
+
+
+def print_within_budgets(chosen: Sequence[str], kept: Kept, again: bool, limit: float) -> None:
+    print(f"\nExtra time in percent within a budget, {limit:g} s each; feng_huang: with our searches for a budget")
+    print(f"{'graph':12} {'budget':>6} " + " ".join(f"{solver:>18}" for solver in ("feng_huang", *CHENS)))
+    for name in chosen:
+        graph = WITHIN_BUDGETS[name]()
+        for percent in PERCENTS:
+            known = kept.within.get((name, percent))
+            if again or known is None or known.limit_seconds < limit:
+                kept.within[name, percent] = within(name, graph, percent, limit)
+                kept.write()
+            print(within_line(kept.within[name, percent]), flush=True)
+
+
+# What is kept
+
+
+@dataclass(frozen=True)
+class Kept:
+    """All rows so far, written as JSON after each, so that a run that is stopped loses nothing."""
+
+    path: Path
+    rows: dict[tuple[str, str], Row]
+    within: dict[tuple[str, int], Within]
+
+    @staticmethod
+    def at(path: Path) -> Kept:
+        stored = json.loads(path.read_text()) if path.exists() else {}
+        rows = [Row(**row) for row in stored.get("rows", [])]
+        within = [Within(**row) for row in stored.get("within budgets", [])]
+        return Kept(path, {(r.kind, r.name): r for r in rows}, {(w.name, w.percent): w for w in within})
+
+    def write(self) -> None:
+        libraries = ("numba", "numpy", "torch")
+        kept = {
+            "date": date.today().isoformat(),
+            "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+            "versions": {"rematch": rematch.__version__, **{name: version(name) for name in libraries}},
+            "rows": [asdict(row) for row in self.rows.values()],
+            "within budgets": [asdict(row) for row in self.within.values()],
+        }
+        write_text(self.path, json.dumps(kept, indent=1))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="regular expression on kind and name")
+    parser.add_argument("--limit", type=float, default=30.0, help="seconds for each solver within a budget")
     parser.add_argument("--again", action="store_true", help="measure again what the results have already")
     parser.add_argument("--traced", type=Path, default=Path(__file__).parent / ".graphs", help="where graphs are kept")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
@@ -428,21 +508,24 @@ def main() -> None:
     }
     subjects = [("captured", name.removesuffix(STAND_IN)) for name in NETWORKS] + [("counted", n) for n in NETWORKS]
     chosen = [(kind, name) for kind, name in subjects if re.search(arguments.only, f"{kind} {name}")]
-    if not chosen:
-        parser.error(f"no network matches {arguments.only!r}; there are: {', '.join(NETWORKS)}")
+    budgets = [name for name in WITHIN_BUDGETS if re.search(arguments.only, f"budget {name}")]
+    if not chosen and not budgets:
+        parser.error(f"no network matches {arguments.only!r}; there are: {', '.join((*NETWORKS, *WITHIN_BUDGETS))}")
     arguments.results.mkdir(parents=True, exist_ok=True)
-    path = arguments.results / "feng.json"
-    rows = known_rows(path)
+    kept = Kept.at(arguments.results / "feng.json")
     print(HEADER)
     for kind, name in chosen:
-        if arguments.again or (kind, name) not in rows:
+        if arguments.again or (kind, name) not in kept.rows:
             subject = makers[kind](name)
-            rows[kind, name], choices = measure(subject)
-            keep(list(rows.values()), path)
+            kept.rows[kind, name], choices = measure(subject)
+            kept.write()
             if kind == "counted" and name in DRAWN:
                 file_name = f"feng-{name.lower().replace(' ', '-')}.png"
-                draw_checkpoints(subject.graph, choices, arguments.results / file_name)
-        print(line(rows[kind, name]), flush=True)
+                named = replace(subject.graph, name=f"{name}, counted as in the paper")
+                draw_checkpoints(named, choices, arguments.results / file_name)
+        print(line(kept.rows[kind, name]), flush=True)
+    if budgets:
+        print_within_budgets(budgets, kept, arguments.again, arguments.limit)
 
 
 if __name__ == "__main__":

@@ -7,11 +7,12 @@ says which sizes are the paper's and which are ours. The paper's graphs are Tens
 finer operators. Here gradients of parameters stay to the end. Seconds are a V100's by its roofline.
 
 The length of a schedule is its number of operators (the paper's unit) or its seconds, relative to running everything
-once. GreedyRemat gets the smallest limit that it keeps, found by halving. TWRemat is the paper's, with k = 1; pruned is
-the same with all recomputations taken out that its own peak leaves room for. In Table 2 `twremat` and the default
-solver also get two budgets: the peak of TWRemat, and half of the peak without recomputation; both stop after `--limit`
-seconds. What the results already have is not done again, unless `--again` is given. `--only` is searched for in the
-names of graphs ("FFN 100", "figure 4").
+once. GreedyRemat gets the smallest limit that it keeps, found by halving. TWRemat is algorithm 1 with k = 1, as far as
+captured graphs allow (`rematch/solvers/treewidth/twremat.py` says where it differs); pruned is the same with all
+recomputations taken out that its own peak leaves room for. In Table 2 `twremat` and the default solver also get two
+budgets: the peak of TWRemat, and half of the peak without recomputation; both stop after `--limit` seconds. What the
+results already have is not done again, unless `--again` is given. `--only` is searched for in the names of graphs ("FFN
+100", "figure 4").
 """
 
 from __future__ import annotations
@@ -240,7 +241,7 @@ def table_1(ledger: Ledger) -> None:
             )
 
 
-def print_outcomes(title: str, name: str, outcomes: list[Outcome]) -> None:
+def print_outcomes(name: str, outcomes: list[Outcome]) -> None:
     def number(value: float | None) -> str:
         return "-" if value is None else f"{value:.3f}"
 
@@ -249,7 +250,7 @@ def print_outcomes(title: str, name: str, outcomes: list[Outcome]) -> None:
         theirs = PUBLISHED_OUTCOMES.get(name, {}).get(found.method)
         published = "" if theirs is None else f"   published: {theirs[0]} GiB, {theirs[1]} units"
         print(
-            f"{title:8} {name:28} {found.method:20} {peak:>10} {number(found.length_units):>7} units "
+            f"{name:28} {found.method:20} {peak:>10} {number(found.length_units):>7} units "
             f"{number(found.length_seconds):>7} of seconds, {found.cpu_seconds:6.1f} s of CPU{published}",
             flush=True,
         )
@@ -278,9 +279,10 @@ def draw_depths(ledger: Ledger, path: Path) -> None:
             axes.set(title=family, xlabel="layers", ylabel=label, ylim=(0, None))
             axes.legend(fontsize=7)
     figure.suptitle(
-        "Kumar et al., figures 2 and 3, on training steps captured from PyTorch modules; 1 is everything run once\n"
-        "GreedyRemat: the least limit it keeps; TWRemat: the paper's, k = 1; pruned: ours, at no higher peak; "
-        "seconds by a V100's roofline",
+        "Kumar et al., figures 2 and 3, on training steps captured from PyTorch modules; seconds by a V100's roofline; "
+        "1 is everything run once\n"
+        "GreedyRemat: the least limit it keeps; TWRemat: algorithm 1, k = 1, unpruned; pruned: the same without "
+        "recomputations that its peak has room for (ours)",
         fontsize=10,
     )
     save_figure(figure, path)
@@ -296,8 +298,8 @@ def draw_trade_off(curves: dict[str, list[tuple[float, float, float]]], path: Pa
         axes.set_xlim(0.0, None)
         axes.legend(fontsize=8)
     figure.suptitle(
-        f"Kumar et al., figure 4: {FIGURE_4}, batch 32, captured from a PyTorch module; TWRemat(k) unpruned, "
-        "and ours at the same peaks",
+        f"Kumar et al., figure 4: {FIGURE_4}, batch 32, captured from a PyTorch module; seconds by a V100's roofline\n"
+        "TWRemat(k): algorithm 1, unpruned; the fastest k, pruned: `twremat` within the same peaks (ours)",
         fontsize=10,
     )
     save_figure(figure, path)
@@ -311,7 +313,7 @@ def measure(name: str, graph: Graph, ledger: Ledger, limit: float, again: bool) 
     if again or ledger.get("outcomes", name) is None:
         ledger.put("outcomes", name, [asdict(found) for found in without_budget(graph)])
     outcomes = outcomes_of(ledger, "outcomes", name)
-    print_outcomes("", name, outcomes)
+    print_outcomes(name, outcomes)
     if name not in TABLES:
         return
     if again or ledger.get("table 1", name) is None:
@@ -319,7 +321,7 @@ def measure(name: str, graph: Graph, ledger: Ledger, limit: float, again: bool) 
     if again or (ledger.get("conditions", name) or {}).get("limit_seconds") != limit:
         ledger.put("budgets", name, [asdict(found) for found in within_budgets(graph, outcomes, limit)])
         ledger.put("conditions", name, {"limit_seconds": limit, "load_average": os.getloadavg()[0]})
-    print_outcomes("", name, outcomes_of(ledger, "budgets", name))
+    print_outcomes(name, outcomes_of(ledger, "budgets", name))
 
 
 def main() -> None:
@@ -337,6 +339,8 @@ def main() -> None:
     arguments.results.mkdir(parents=True, exist_ok=True)
     ledger = Ledger(arguments.results / "twremat.json")
     library = Library(arguments.traced / "kumar", DEVICE, with_loss=True)
+    print("Table 2 and figures 2 and 3: peak, and length relative to running everything once")
+    print(f"(twremat and auto within budgets: {arguments.limit:g} s each; pruned, twremat and auto are ours)")
     for name in chosen:
         graph = library.graph_of(case(FIGURE_4 if name == "figure 4" else name))
         if name != "figure 4":

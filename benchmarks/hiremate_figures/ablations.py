@@ -1,4 +1,4 @@
-"""Figure 6: H-ILP on hierarchies of 2 to 5 levels; figure 10: with other weights alpha of the partition's score.
+"""Figure 6: H-ILP on hierarchies of 3 to 9 levels; figure 10: with other weights alpha of the partition's score.
 
 `draw_levels(FigureSettings(Library(Path("graphs"), "V100"), Path("results")))`
 
@@ -17,9 +17,10 @@ from .ledger import FigureSettings, Ledger, Row
 from .methods import hilp
 
 LEVEL_PERCENTS = (90, 80, 70, 60, 50)
-CUTS = ((30, 30), (30, 20), (20, 20), (12, 10))  # most nodes on top and below; 2, 3, 4 and 5 levels
+CUTS = ((60, 60), (30, 30), (20, 20), (12, 10))  # most nodes on top and below; 3, 4, 6 and 9 levels
 ALPHA_PERCENTS = (80, 65, 50)
 ALPHAS = (0.1, 0.5, 1.0, 2.0)
+ALONE = "H-ILP alone on every level: nothing is united or searched after it"
 ALPHA_MODELS = {"unet": "U-Net", "transformer2": "Transformer 2-2", "mlp_mixer": "MLP-Mixer"}
 
 
@@ -38,7 +39,9 @@ def draw_levels(settings: FigureSettings) -> list[Path]:
         Panel("planning", series(rows, percent, _solve_seconds), y="planning time, s"),
     ]
     path = settings.picture("figure6-levels")
-    draw_curves(panels, path, x=PERCENT, y=OVERHEAD, title=caption("H-ILP by depth of the hierarchy", settings, rows))
+    draw_curves(
+        panels, path, x=PERCENT, y=OVERHEAD, title=caption(f"{ALONE}, by depth of the hierarchy", settings, rows)
+    )
     return [path]
 
 
@@ -50,7 +53,9 @@ def draw_alphas(settings: FigureSettings) -> list[Path]:
         drawn += rows
         panels.append(Panel(title(label, rows), series(rows, percent, overhead)))
     path = settings.picture("figure10-alpha")
-    draw_curves(panels, path, x=PERCENT, y=OVERHEAD, title=caption("H-ILP by alpha of H-Partition", settings, drawn))
+    draw_curves(
+        panels, path, x=PERCENT, y=OVERHEAD, title=caption(f"{ALONE}, by alpha of H-Partition", settings, drawn)
+    )
     return [path]
 
 

@@ -17,6 +17,14 @@ Series = dict[str, list[tuple[float, float]]]
 OVERHEAD = "extra time, %"
 PERCENT = "budget, % of activations"
 GIB = "budget, GiB"
+HIREMATE_LABEL = "HiRemate"
+WHO_RAN = {  # by the labels of methods
+    "Checkmate's program": "by HiGHS",
+    "moccasin": "CP-SAT from a greedy start",
+    "rotor (for Rockmate)": "ours, on blocks with options by local search",
+    "H-ILP alone": "H-ILP on every level of the hierarchy",
+    "auto (ours)": "to the proof",
+}
 
 
 def series(rows: Iterable[Row], x: Callable[[Row], float], y: Callable[[Row], float | None]) -> Series:
@@ -42,11 +50,13 @@ def overhead(row: Row) -> float | None:
 
 def title(name: str, rows: Sequence[Row]) -> str:
     """A panel's title: the model, its operators and its peak without recomputation."""
+    if not rows:
+        return name
     return f"{name}: {rows[0].operators:,} operators, {format_bytes(rows[0].plain_peak_bytes)}"
 
 
 def caption(text: str, settings: FigureSettings, rows: Iterable[Row]) -> str:
-    """A picture's title, with what a missing point means, for how long each method ran and how busy the machine was."""
+    """A picture's title: which code made which curve, what a missing point means, limits, and how busy it was."""
     drawn = list(rows)
     loads = [row.load_average for row in drawn if row.load_average]
     by_limit: dict[float, set[str]] = {}
@@ -55,8 +65,22 @@ def caption(text: str, settings: FigureSettings, rows: Iterable[Row]) -> str:
     usual = min(by_limit, default=settings.limit)
     longer = [f"{limit:g} s for points of {', '.join(sorted(by_limit[limit]))}" for limit in by_limit if limit > usual]
     load = f"; load average {min(loads):.0f} to {max(loads):.0f} on {os.cpu_count()} cores" if loads else ""
-    who = "; HiRemate: H-ILP, rotor and TWRemat, as in the paper" if any(r.method == "HiRemate" for r in drawn) else ""
-    return (
-        f"{text}{who}\n"
-        f"no point: nothing found in {'; '.join((f'{usual:g} s', *longer))}, or the method does not apply{load}"
+    shown = {row.method for row in drawn}
+    who = [f"{name}: {what}" for name, what in WHO_RAN.items() if name in shown]
+    if HIREMATE_LABEL in shown:
+        who.append(_of_hiremate([row for row in drawn if row.method == HIREMATE_LABEL]))
+    return "\n".join(
+        (
+            f"{text}; times: {settings.library.device} by its roofline",
+            *(("; ".join(who),) if who else ()),
+            f"no point: nothing found in {'; '.join((f'{usual:g} s', *longer))}, or the method does not apply{load}",
+        )
     )
+
+
+def _of_hiremate(rows: Sequence[Row]) -> str:
+    """What HiRemate is, and which of its solvers its points are by."""
+    found = [row.found_by for row in rows if row.found_by is not None]
+    whole = [name for name in found if not name.startswith("hiremate")]
+    by = f" ({len(whole)} of {len(found)} points are TWRemat's or rotor's on the whole graph)" if found else ""
+    return f"{HIREMATE_LABEL}: H-ILP, rotor and TWRemat, as in the paper{by}"

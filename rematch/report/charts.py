@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 from rematch.report.figure import new_figure, save_figure
@@ -26,7 +27,7 @@ _STYLES = (
 )  # fmt: skip
 _PANELS_IN_A_ROW = 3
 
-_LETTERS_PER_INCH = 14  # of a legend
+_LETTERS_PER_INCH = 14  # of a legend, and of the title above it
 _HANDLE_LETTERS = 7  # the width of a line with its marker and the gap after it
 
 
@@ -87,7 +88,7 @@ def draw_bars(groups: Mapping[str, Mapping[str, float]], path: str | PathLike[st
         axes.bar_label(drawn, fmt="{:,.0f}", fontsize=7, padding=1)
     axes.set_xticks(range(len(groups)), list(groups))
     axes.set_ylabel(y)
-    axes.set_title(title, fontsize=9)
+    axes.set_title(_fitting(title, figure), fontsize=9)
     _tidy(axes)
     _legend(figure, names)
     save_figure(figure, path)
@@ -143,6 +144,12 @@ def _legend(figure: Figure, names: Sequence[str], title: str = "") -> None:
     legend = figure.legend(
         [handles[name] for name in shown], shown,
         loc="outside upper center", ncols=min(6, fitting, max(1, len(shown))), frameon=False,
-        fontsize=8, title=title, title_fontsize=9,
+        fontsize=8, title=_fitting(title, figure), title_fontsize=9,
     )  # fmt: skip
     legend.get_title().set_multialignment("center")
+
+
+def _fitting(title: str, figure: Figure) -> str:
+    """The title with its lines broken where the picture ends."""
+    letters = max(1, int(_LETTERS_PER_INCH * figure.get_figwidth()))
+    return "\n".join(fill(line, letters) for line in title.splitlines())

@@ -46,6 +46,16 @@ def test_bars_are_labelled_with_their_heights(tmp_path: Path) -> None:
         assert f"<!-- {part} -->" in text
 
 
+def test_a_title_that_is_wider_than_the_picture_is_broken(tmp_path: Path) -> None:
+    words = " ".join(f"word{number}" for number in range(40))
+    draw_curves([PANELS[1]], tmp_path / "a.svg", x="x", y="y", title=f"{words}\nsecond line")
+    draw_bars({"VGG": {"auto": 333}}, tmp_path / "b.svg", y="y", title=words)
+    for name in ("a.svg", "b.svg"):
+        lines = re.findall(r"<!-- ((?:word\d+[ \n]?)+|second line)", (tmp_path / name).read_text())
+        parts = [line for text in lines for line in text.splitlines()]
+        assert len(parts) > 2 and max(map(len, parts)) <= 80
+
+
 def test_nothing_to_draw_is_a_picture_too(tmp_path: Path) -> None:
     draw_curves([], tmp_path / "a.png", x="x", y="y")
     draw_bars({}, tmp_path / "b.png", y="y")

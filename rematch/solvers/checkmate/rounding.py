@@ -13,7 +13,7 @@ Rounding drops a value in one stage that the next stages keep by a hair, and rec
 So a schedule within the budget is *pruned*: recomputations are left out, the most expensive first, as long as the peak
 allows. This third phase is ours; `prune=False` leaves it out.
 
-The relaxation is that of program (9) in the tighter form of `checkmate_model`, with the memory recurrence only in
+The relaxation is that of program (9) in the tighter form of `model`, with the memory recurrence only in
 stages that turn out to break it by a hundredth of the budget. Solved for the whole budget, it is a lower bound for
 schedules of such stages; for smaller ones, HiGHS goes on from where it ended.
 """

@@ -1,7 +1,7 @@
 """Checkmate: the fastest schedule of frontier-advancing stages, by mixed-integer programming.
 
 P. Jain, A. Jain, A. Nrusimha, A. Gholami, P. Abbeel, K. Keutzer, I. Stoica, J. E. Gonzalez, "Checkmate: Breaking the
-Memory Wall with Optimal Tensor Rematerialization" (MLSys 2020), program (9); `checkmate_model` writes it down for our
+Memory Wall with Optimal Tensor Rematerialization" (MLSys 2020), program (9); `model` writes it down for our
 graphs, and `rounding` is the paper's approximation. `form="unpartitioned"` is (1d-e) in place of (8a-c): more
 schedules, a far weaker relaxation, for small graphs only.
 

@@ -2,7 +2,7 @@
 
 `RetentionModel(graph, StagedEvents(graph), limits=[2] * len(graph.ops))`
 
-The words are those of Bartan et al., "Moccasin" (ICML 2023), section 2; `moccasin` says where we differ and why. Time
+The words are those of Bartan et al., "Moccasin" (ICML 2023), section 2; `solver` says where we differ and why. Time
 is a line of *events*, at each of which at most one operator runs. Computation i of operator v happens at event
 start[v,i] if active[v,i]; each output of it is in memory from there through event end[v,i]. What is in memory at the
 event after the last one, the *horizon*, is there at the end.

@@ -1,4 +1,4 @@
-"""PWRemat: recursion along a path decomposition, with memory and repeats polylogarithmic in the number of operators.
+"""PWRemat: recursion along a path decomposition.
 
 `solve(problem, "pwremat")`
 
@@ -11,13 +11,14 @@ The paper asks for the least memory. For a budget, our recursion is stopped earl
 that of algorithm 1: where what is left to compute makes at most so many bytes, it is computed once. Each of the
 resulting sequences is pruned to the budget, and the fastest wins. Algorithm 3 as printed is not stopped. It repeats far
 more, which costs less memory on chains and more on graphs with long skips, and leaves more for pruning to choose from;
-as neither is always better, both are tried.
+as neither is always better, both are tried. A sequence of more than 300,000 steps is given up.
 
 The paper lets algorithm 2 choose the order of first computations (`order="any"`), for which theorem 8 bounds the bags.
 The default order as a spine has no such bound; on training graphs it is often as good, since neighbours in it are close
 together along the depth of the network. Neither is always better, so both are tried. Operators that run once or draw
 random numbers do so in turn, and windows are kept, in either case (`pruning.in_turn`): what may not run again stays in
-memory. The paper's bounds speak of graphs without such operators.
+memory. The paper's bounds (theorem 7: memory and repeats polylogarithmic in the number of operators) speak of graphs
+without such operators.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""TWRemat: recursion on the balanced separators of a tree decomposition, with O(width log n) memory.
+"""TWRemat: recursion on the balanced separators of a tree decomposition.
 
 `Recursion.of(graph).sequence(1)` are the operators that TWRemat(1) runs, one after the other.
 
@@ -7,6 +7,9 @@ algorithm 1 and section 4.3. To compute the operators S of a part V' of the grap
 best; for each v in X*, in default order, compute what v reads in each part beyond X*, by recursion, then v itself,
 which stays in memory; at last compute what S has in each part. TWRemat(k) stops where fewer than k bags are left and
 computes what is needed there once, in default order; so k = 1 recurses to the end and k = n runs everything once.
+
+Theorem 5: TWRemat(1) takes O((M_in + width M_max) log n) memory. That holds for graphs in which every operator may run
+any number of times. What runs once stays in memory, beyond any such bound.
 
 Where the paper is silent or does not fit our graphs:
 - Only operators on which S depends are computed; the paper computes all of X*.
@@ -51,7 +54,7 @@ class TWRemat(Solver):
     """The fastest of TWRemat(k) over all k, pruned to the budget.
 
     k: only this one, as in the paper; None tries all
-    pruned: whether recomputations go that the budget has room to do without; False is the paper's schedule
+    pruned: whether recomputations go that the budget has room to do without; False leaves the recursion's own sequence
     """
 
     heuristic: Heuristic = "min-fill"

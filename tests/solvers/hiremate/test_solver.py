@@ -186,12 +186,26 @@ def test_a_module_trains_on_a_plan_of_ones_own_partitioner_and_solver() -> None:
     solver = HiRemate(partitioners_at={1: InThrees()}, solvers_at={2: (HILP, Counting(asked))}, **ALONE)
     plain, sample = Net(norm=False), batch()
     ours = rematch.remat(copy.deepcopy(plain), sample, budget="85%", solver=solver, time_limit=5.0)
-    for model in (plain, ours):
-        torch.manual_seed(5)
-        mean_square(model(sample)).backward()
-    assert asked
+    losses = {model: [trained(model, sample, step) for step in range(3)] for model in (plain, ours)}
+    assert losses[plain] == losses[ours] and len(set(losses[plain])) == 3
     for name, parameter in plain.named_parameters():
-        assert torch.equal(parameter.grad, ours.get_parameter(name).grad)  # type: ignore[arg-type]
+        assert torch.equal(parameter, ours.get_parameter(name))
+    (plan,) = rematch.plans_of(ours)
+    assert asked and plan.recomputed
+    assert plan.figures.peak_bytes <= plan.figures.budget_bytes
+    assert plan.figures.solver == "hiremate"
+
+
+def trained(model: torch.nn.Module, sample: torch.Tensor, seed: int) -> float:
+    """The loss before one step of gradient descent."""
+    torch.manual_seed(seed)
+    loss = mean_square(model(sample))
+    loss.backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= 0.1 * parameter.grad  # type: ignore[operator]
+            parameter.grad = None
+    return loss.item()
 
 
 def test_a_partition_that_cannot_run_is_refused() -> None:
