@@ -92,6 +92,7 @@ class Minimum:
     objective: float = math.inf
     point: Floats | None = field(default=None, repr=False)  # the best point found
     prices: Floats | None = field(default=None, repr=False)  # per row, what a unit more of its limit changes; relaxed
+    reduced_costs: Floats | None = field(default=None, repr=False)  # per column, what a unit more of it adds; relaxed
 
 
 def minimise(
@@ -166,8 +167,10 @@ class Relaxation:
             status == state for state in (highspy.HighsModelStatus.kOptimal, highspy.HighsModelStatus.kInfeasible)
         )
         objective, point = _best_point(self._highs)
-        prices = np.array(self._highs.getSolution().row_dual) if optimal else None
-        return Minimum(optimal or infeasible, infeasible, objective if optimal else -math.inf, objective, point, prices)
+        solution = self._highs.getSolution()
+        prices, reduced = (np.array(dual) if optimal else None for dual in (solution.row_dual, solution.col_dual))
+        bound = objective if optimal else -math.inf
+        return Minimum(optimal or infeasible, infeasible, bound, objective, point, prices, reduced)
 
 
 def _loaded(model: LinearModel, *, relaxed: bool) -> Any:

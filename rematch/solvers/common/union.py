@@ -17,15 +17,16 @@ that make or read it, in which it stays in memory or not.
 
 With x whole, the least g that satisfy the rows are whole too, so that only x has to be.
 
-Schedules of groups recompute at the beginning of a group what is needed in the middle of it. With `at_any_time` what
-some schedule recomputes may also run right before any first computation that wants it. That is a much larger program,
-whose relaxation is still solved quickly; runs that the relaxation does not use are left out of the integer program.
+Schedules of groups recompute at the beginning of a group what is needed in the middle of it. Operators named as
+`anywhere` may also run right before any first computation that wants them. That is a much larger program, whose
+relaxation is still solved quickly. Its reduced costs say by how much a schedule with a certain run must exceed the
+relaxation; runs are admitted to the integer program by them, the most promising first, then more.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
@@ -37,7 +38,8 @@ from rematch.solvers.common.highs import LinearModel, minimise
 _MOST_TERMS = 500_000  # of memory rows, all together: seconds to write down
 _MOST_RELAXED_TERMS = 150_000  # of a program whose relaxation chooses runs: larger ones choose too many
 _LEAST_GAIN = 1e-3  # points of extra time
-_USED = 1e-6  # of a run, in a relaxation
+_ADMITTED = (0.05, 0.5, math.inf)  # points of reduced cost, one program after the other
+_SHARE_OF_EACH = 0.6  # of the time that is left, for each of these programs
 
 Stages = list[set[int]]  # what is computed again before each first computation
 
@@ -48,25 +50,29 @@ def best_of_union(
     *,
     deadline: Deadline,
     known: Ints | None = None,
-    at_any_time: bool = False,
-) -> Ints | None:
-    """The fastest runs found within the budget, each of which a sequence has, if they are faster than the `known` ones.
+    anywhere: Collection[int] = (),
+) -> Iterator[Ints]:
+    """Faster and faster runs within the budget, the last of them the fastest found.
 
-    First computations are in default order in every sequence, in `known`, which keeps the budget, and in what is
-    returned. With `at_any_time` a recomputation may also run before other first computations than in the sequences, as
-    the module says. None if nothing faster is found.
+    Each run is one that a sequence has, or of an operator that may run `anywhere`, right before a first computation
+    that wants it. First computations are in default order in every sequence, in `known`, which keeps the budget, and in
+    what is returned. Nothing is if nothing faster than `known` is found.
     """
     graph = problem.graph
     own: Stages = [set() for _ in range(len(graph.ops) + 1)] if known is None else stages_of(graph, known)
     stages = _joined([own, *(stages_of(graph, sequence) for sequence in sequences)])
-    if at_any_time:
-        stages = _used_by_relaxation(problem, _at_other_times(graph, stages), deadline)
-        stages = _joined([own, stages])
-    runs = _runs_in_turn(graph, stages)
-    if _most_terms(graph, runs) > _MOST_TERMS or deadline.expired:
-        return None
-    start = None if known is None else _taken(graph, stages, own)
-    return RunModel(graph, runs, problem.budget_bytes).best(deadline, start)
+    programs = _promising(problem, _at_other_times(graph, stages, anywhere), deadline) if anywhere else iter([stages])
+    for program in programs:
+        admitted = _joined([own, program])
+        runs = _runs_in_turn(graph, admitted)
+        if _most_terms(graph, runs) > _MOST_TERMS or deadline.expired:
+            return
+        start = None if known is None else _taken(graph, admitted, own)
+        seconds = deadline.remaining * (_SHARE_OF_EACH if anywhere else 1.0)
+        found = RunModel(graph, runs, problem.budget_bytes).best(deadline.within(seconds), start)
+        if found is not None:
+            known, own = found, stages_of(graph, found)
+            yield found
 
 
 def _joined(parts: Sequence[Stages]) -> Stages:
@@ -94,10 +100,10 @@ def _taken(graph: Graph, stages: Stages, own: Stages) -> list[bool]:
 # --- other times ------------------------------------------------------------------------------------------------------
 
 
-def _at_other_times(graph: Graph, stages: Stages) -> Stages:
-    """All that is computed again at some stage, also at others: where the first computation reads what it makes, or
-    something else that is computed again there does, and so on as many steps back as the program may be large."""
-    again = set[int]().union(*stages)
+def _at_other_times(graph: Graph, stages: Stages, anywhere: Collection[int]) -> Stages:
+    """What may run anywhere also at other stages: where the first computation reads what it makes, or something else
+    that is computed again there does, and so on as many steps back as the program may be large."""
+    again = set(anywhere)
     wider = stages
     while True:
         wanted = [_makers_wanted(graph, again, stage, found) for stage, found in enumerate(wider[: len(graph.order)])]
@@ -116,25 +122,25 @@ def _makers_wanted(graph: Graph, again: set[int], stage: int, found: set[int]) -
     return {op for op in makers & again if op not in found and a.first_stage[op] <= stage <= a.last_stage[op]}
 
 
-def _used_by_relaxation(problem: Problem, stages: Stages, deadline: Deadline) -> Stages:
-    """Runs that the program takes at least in part when they need not be whole; none without an answer in time."""
+def _promising(problem: Problem, stages: Stages, deadline: Deadline) -> Iterator[Stages]:
+    """Runs by their reduced cost in the relaxation, more and more of them; none without an answer in time."""
     graph = problem.graph
     runs = _runs_in_turn(graph, stages)
     if _most_terms(graph, runs) > _MOST_TERMS:
-        return [set() for _ in stages]
-    shares = RunModel(graph, runs, problem.budget_bytes).relaxed(deadline)
-    used: Stages = [set() for _ in stages]
-    if shares is None:
-        return used
-    place = graph.arrays.position.tolist()
-    at = 0
-    for stage in range(len(graph.order)):
-        for op in sorted(stages[stage], key=place.__getitem__):
-            if shares[at] > _USED:
-                used[stage].add(op)
-            at += 1
-        at += 1
-    return used
+        return
+    costs = RunModel(graph, runs, problem.budget_bytes).reduced_costs(deadline)
+    if costs is None:
+        return
+    stage_of = np.cumsum(np.concatenate(([0], _first_runs(runs)[:-1])))
+    before = -1
+    for points in _ADMITTED:
+        admitted = costs <= points
+        if admitted.sum() > before:
+            before = int(admitted.sum())
+            found: Stages = [set() for _ in stages]
+            for at in np.flatnonzero(admitted & ~_first_runs(runs)):
+                found[stage_of[at]].add(runs[at])
+            yield found
 
 
 def _most_terms(graph: Graph, runs: Sequence[int]) -> int:
@@ -186,11 +192,13 @@ class RunModel:
         taken: Ints = np.array(self._runs, dtype=np.int32)[found.point[self._x] > 0.5]
         return taken
 
-    def relaxed(self, deadline: Deadline) -> Floats | None:
-        """How much of each run is taken when runs need not be whole; None if no schedule keeps the budget, or no time
-        is left."""
+    def reduced_costs(self, deadline: Deadline) -> Floats | None:
+        """Per run, by how many points schedules that take it exceed the relaxation; at most 0 for runs that it takes.
+
+        None if no schedule keeps the budget, or no time is left.
+        """
         found = minimise(self._program, deadline=deadline, relaxed=True)
-        return found.point[self._x] if found.point is not None and found.finished else None
+        return None if found.reduced_costs is None else found.reduced_costs[self._x]
 
     def _events(self) -> list[list[tuple[int, bool]]]:
         """Per value, the runs that read or make it, in turn, and whether they make it; the loss reads what is held."""

@@ -25,6 +25,11 @@ class Solved:
     part: BlockGraph
     options: tuple[Option, ...]
 
+    @property
+    def recomputed(self) -> set[int]:
+        """The whole graph's operators that some option computes again for its backward."""
+        return {self.part.ops[op] for option in self.options for op in set(option.forward) & set(option.backward)}
+
 
 @dataclass(frozen=True)
 class Gap:

@@ -19,8 +19,8 @@ What we changed:
 - The paper runs H-ILP on the top level once, with the budget. Here it also gets less than the budget, several times,
   and step 4 makes use of the rest; and two partitions are tried, of large graphs one.
 - Options are groups of recomputations, which leave memory unused. At the end a program chooses among the recomputations
-  of all results one by one, each also as late as it may run and wherever it is wanted (`unite`); it recomputes nothing
-  that no result does. With `unite=False` the fastest result counts.
+  of all results and of the top pieces' options one by one, each also as late as it may run and wherever it is wanted
+  (`unite`); it recomputes nothing that no result and no option does. With `unite=False` the fastest result counts.
 - Local search (`anneal`) is among the solvers of parts, not of the whole graph; `solvers=("hilp",)` is H-ILP alone and
   `solvers=("hilp", "rotor", "twremat")` the paper's framework.
 - A part keeps its fastest option before all others (`options.spread`), and an option runs all of the part's forward.
@@ -69,9 +69,11 @@ HILP = "hilp"  # among the names of solvers: combine the options of the children
 # Which of them is better depends on the graph.
 _PARTITIONERS = (HPartition(most_top=12, most_lower=6), HPartition(most_top=20, most_lower=20))
 _PIECES_SHARE = 0.6  # of a hierarchy's time, for all levels below the top
-_WHOLE_SHARE = 0.05  # of the time that is left, for each solver on the whole graph
+_WHOLE_SHARE = 0.15  # of the time that is left, for each solver on the whole graph
+_WHOLE_SHARE_OF_LARGE = 0.4  # the same for graphs too large to unite, of which these solvers need more
 _MORE_WHOLE_BUDGETS = (0.93, 0.86)  # shares: with less than the budget, more is recomputed that can be united
-_UNION_SHARE = 0.5  # of the time, to unite what hierarchies propose
+_MORE_WHOLE_SHARE = 0.05  # of the time that is left, for each solver within each of these
+_UNION_SHARE = 0.6  # of the time, to unite what hierarchies propose, with these
 _MOST_TO_UNITE = 1_000  # operators: of more, the program is seldom small enough; all time is for one hierarchy
 _CUT_PER_SECOND = 4_000  # operators: to cut a graph into pieces and compare them, which cannot be interrupted
 _WORTH_PROCESSES = 2_000  # operators in the pieces of a level; below, processes cost more than they save
@@ -156,10 +158,13 @@ class HiRemate(Solver):
         incumbent = Incumbent(problem, deadline, on_progress)
         incumbent.offer(baseline(problem.graph), "noremat")
         if not incumbent.over:
-            proposals = [*self._solve_whole(incumbent, (1.0,)), *self._solve_hierarchies(incumbent)]
+            in_options: set[int] = set()
+            of_time = _WHOLE_SHARE if self._may_unite(problem.graph) else _WHOLE_SHARE_OF_LARGE
+            proposals = [*self._solve_whole(incumbent, (1.0,), of_time)]
+            proposals += self._solve_hierarchies(incumbent, in_options)
             if self.unite:
-                proposals += self._solve_whole(incumbent, _MORE_WHOLE_BUDGETS)
-                unite(incumbent, proposals, by=self.name, threads=self.threads)
+                proposals += self._solve_whole(incumbent, _MORE_WHOLE_BUDGETS, _MORE_WHOLE_SHARE)
+                unite(incumbent, proposals, anywhere=in_options, by=self.name, threads=self.threads)
             if incumbent.schedule is None:
                 incumbent.tell(self.name, "the hierarchy has no schedule within the budget")
         if self.polish and not incumbent.over:
@@ -167,8 +172,8 @@ class HiRemate(Solver):
             Auto(seed=self.seed, threads=self.threads, iterations=self.iterations).improve(incumbent)
         return incumbent.solution(self.name)
 
-    def _solve_whole(self, incumbent: Incumbent, shares: Sequence[float]) -> Iterator[Ints]:
-        """Solvers that take the top level as one graph, with shares of the budget.
+    def _solve_whole(self, incumbent: Incumbent, shares: Sequence[float], of_time: float) -> Iterator[Ints]:
+        """Solvers that take the top level as one graph, with shares of the budget and a part of the time left for each.
 
         Local search on the whole graph is left to the polish.
         """
@@ -176,7 +181,7 @@ class HiRemate(Solver):
             problem = replace(incumbent.problem, budget_bytes=int(share * incumbent.problem.budget_bytes))
             if isinstance(solver, Anneal) or incumbent.over or not solver.applicable(problem):
                 continue
-            deadline = incumbent.deadline.within(_WHOLE_SHARE * incumbent.deadline.remaining)
+            deadline = incumbent.deadline.within(of_time * incumbent.deadline.remaining)
             found = solver.solve(problem, deadline=deadline, on_progress=ignore_progress)
             if found.schedule is not None:
                 offer_in_default_order(incumbent, found.schedule.ops, solver.name)
@@ -199,7 +204,11 @@ class HiRemate(Solver):
         """The one asked for, or two; of these only the first where pieces are so many that they need all time."""
         if self.partitioner is not None:
             return (_instance(self.partitioner),)
-        return _PARTITIONERS if len(graph.ops) <= _MOST_TO_UNITE else _PARTITIONERS[:1]
+        return _PARTITIONERS if self._may_unite(graph) else _PARTITIONERS[:1]
+
+    @staticmethod
+    def _may_unite(graph: Graph) -> bool:
+        return len(graph.ops) <= _MOST_TO_UNITE
 
     def _root(self, graph: Graph, partitioner: Partitioner) -> Part:
         """A partition, down to operators where H-ILP is to solve parts at the bottom."""
@@ -219,13 +228,16 @@ class HiRemate(Solver):
             return root
         return Part(root.forward, tuple(Part((op,)) for op in root.forward))
 
-    def _solve_hierarchies(self, incumbent: Incumbent) -> Iterator[Ints]:
-        """What one hierarchy after the other gives; the rest of their time is shared among those that are left."""
+    def _solve_hierarchies(self, incumbent: Incumbent, in_options: set[int]) -> Iterator[Ints]:
+        """What one hierarchy after the other gives; the rest of their time is shared among those that are left.
+
+        Operators that an option of a top piece computes again are added to `in_options`.
+        """
         step = TrainingStep.of(incumbent.problem.graph)
         hierarchies, left = self.hierarchies(step.graph), len(self._partitioners(step.graph))
         for_the_rest = 0.0
-        if self.unite and len(step.graph.ops) <= _MOST_TO_UNITE:
-            for_the_rest = (2.0 * _WHOLE_SHARE + _UNION_SHARE) * incumbent.deadline.remaining
+        if self.unite and self._may_unite(step.graph):
+            for_the_rest = _UNION_SHARE * incumbent.deadline.remaining
         while left and not incumbent.over:
             if len(step.graph.ops) > _CUT_PER_SECOND * incumbent.deadline.remaining:
                 incumbent.tell(self.name, f"no time to cut {len(step.graph.ops):,} operators into a hierarchy")
@@ -235,11 +247,16 @@ class HiRemate(Solver):
             pieces = next(hierarchies, None)
             if pieces is None:
                 return
-            yield from self._solve_hierarchy(incumbent, step, pieces, deadline)
+            yield from self._solve_hierarchy(incumbent, step, pieces, in_options, deadline)
             left -= 1
 
     def _solve_hierarchy(
-        self, incumbent: Incumbent, step: TrainingStep, pieces: Pieces, deadline: Deadline
+        self,
+        incumbent: Incumbent,
+        step: TrainingStep,
+        pieces: Pieces,
+        in_options: set[int],
+        deadline: Deadline,
     ) -> Iterator[Ints]:
         levels = _levels(pieces.root)
         parts = sum(not piece.part.is_layer for level in levels for piece in level)
@@ -247,6 +264,7 @@ class HiRemate(Solver):
         with self._executor(levels[1:]) as executor:
             for_pieces = deadline.within(_PIECES_SHARE * deadline.remaining)
             children = self._solve_below(incumbent, pieces, levels, executor, for_pieces)
+        in_options.update(op for child in children for op in child.recomputed)
         if HILP in self._solvers_at(1):
             yield from self._combine_top(incumbent, step, pieces, children, deadline)
 

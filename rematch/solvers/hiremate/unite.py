@@ -1,22 +1,26 @@
 """The best schedule made of the recomputations of all that hierarchies propose.
 
-`unite(incumbent, proposals, by="hiremate", threads=2)`
+`unite(incumbent, proposals, anywhere=recomputed, by="hiremate", threads=2)`
 
 The paper's answer is the fastest proposal; this step is ours. An option is a group of recomputations, so that proposals
 leave memory unused and recompute more, and earlier, than the budget asks for. `common.union` takes the groups apart:
 its program chooses among the recomputations of all proposals one by one, and recomputes no operator that no proposal
-does. There are several pools of proposals:
+and no option of a piece does. There are several pools:
 
-1. pruned to the budget, each recomputation as late as possible, and at any other time at which it is wanted;
-2. the same at these times alone;
-3. with the times that pieces chose, and with what pruning took away, one proposal after the other, the fastest first.
+1. proposals pruned to the budget, each recomputation as late as possible, and at any other time at which it is wanted;
+2. the same, and whenever it is wanted what any option of a piece recomputes (`anywhere`), so that there may be an
+   answer even without proposals;
+3. the same proposals at these times alone;
+4. with the times that pieces chose, and with what pruning took away, one proposal after the other, the fastest first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+
+import numpy as np
 
 from rematch.graph import Schedule
 from rematch.graph.model import Ints
@@ -27,39 +31,42 @@ from rematch.solvers.incumbent import Incumbent
 
 @dataclass(frozen=True)
 class Pool:
-    """Sequences whose recomputations may be used, at the times they have or at any."""
+    """Sequences whose recomputations may be used, and operators that may be recomputed whenever they are wanted."""
 
     sequences: tuple[Ints, ...]
-    at_any_time: bool = False
+    anywhere: frozenset[int] = frozenset()
 
 
-def unite(incumbent: Incumbent, proposals: Sequence[Ints], *, by: str, threads: int) -> None:
-    """Offer the best schedule of each pool; the pool of all times has a thread to itself, if there are two."""
-    if incumbent.over or not proposals:
+def unite(incumbent: Incumbent, proposals: Sequence[Ints], *, anywhere: Collection[int], by: str, threads: int) -> None:
+    """Offer the best schedule of each pool; those of all times have a thread to themselves, if there are two."""
+    if incumbent.over:
         return
-    first, *others = _pools(incumbent, proposals)
+    pools = _pools(incumbent, proposals, anywhere)
     if threads == 1:
-        _solve_in_turn(incumbent, [first, *others], by)
+        _solve_in_turn(incumbent, pools, by)
         return
     with ThreadPoolExecutor(1) as aside:
-        running = aside.submit(_solve, incumbent, first, incumbent.deadline.remaining, by)
-        _solve_in_turn(incumbent, others, by)
+        running = aside.submit(_solve_in_turn, incumbent, [pool for pool in pools if pool.anywhere], by)
+        _solve_in_turn(incumbent, [pool for pool in pools if not pool.anywhere], by)
         running.result()
 
 
-def _pools(incumbent: Incumbent, proposals: Sequence[Ints]) -> list[Pool]:
+def _pools(incumbent: Incumbent, proposals: Sequence[Ints], anywhere: Collection[int]) -> list[Pool]:
     graph, budget_bytes = incumbent.problem.graph, incumbent.problem.budget_bytes
     whole = [in_turn(graph, in_default_order(graph, ops)) for ops in proposals]
     short = [pruned(graph, ops, budget_bytes, keep_first=True) for ops in whole]
     late = [as_late_as_possible(graph, ops) for ops in short]
     seconds = graph.arrays.seconds
     fastest = sorted(range(len(short)), key=lambda number: float(seconds[short[number]].sum()))
-    return [
-        Pool(tuple(late), at_any_time=True),
+    recomputed = frozenset[int]().union(*map(_repeated, late))
+    pools = [
+        Pool(tuple(late), recomputed),
+        Pool(tuple(late), recomputed.union(anywhere)),
         Pool(tuple(late)),
         Pool((*late, *short)),
         *(Pool((*late, as_late_as_possible(graph, whole[number]))) for number in fastest),
     ]
+    return [pool for pool in pools if pool.sequences or pool.anywhere]
 
 
 def _solve_in_turn(incumbent: Incumbent, pools: Sequence[Pool], by: str) -> None:
@@ -72,13 +79,19 @@ def _solve_in_turn(incumbent: Incumbent, pools: Sequence[Pool], by: str) -> None
 
 def _solve(incumbent: Incumbent, pool: Pool, seconds: float, by: str) -> None:
     graph, best = incumbent.problem.graph, incumbent.schedule
-    found = best_of_union(
+    improvements = best_of_union(
         incumbent.problem,
         pool.sequences,
         deadline=incumbent.deadline.within(seconds),
         known=None if best is None else in_default_order(graph, best.ops),
-        at_any_time=pool.at_any_time,
+        anywhere=pool.anywhere,
     )
-    if found is not None:
-        times = ", at any time" if pool.at_any_time else ""
+    times = ", at any time" if pool.anywhere else ""
+    for found in improvements:
         incumbent.offer(Schedule.from_ops(graph, found), f"{by}, union of {len(pool.sequences)}{times}")
+
+
+def _repeated(ops: Ints) -> set[int]:
+    """Which operators run more than once."""
+    operators, counts = np.unique(ops, return_counts=True)
+    return set(operators[counts > 1].tolist())

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
@@ -12,10 +15,18 @@ from rematch.graph.model import Ints
 from rematch.solvers import Deadline, Problem, solve
 from rematch.solvers.common import union as module
 from rematch.solvers.common.pruning import as_late_as_possible, in_default_order, in_turn, pruned
-from rematch.solvers.common.union import best_of_union, stages_of
+from rematch.solvers.common.union import stages_of
 from tests.examples import examples
 from tests.problems import peak_bytes, tiny_problems
 from tests.strategies import sequences
+
+
+def best_of_union(problem: Problem, sequences: Sequence[Ints], **options: Any) -> Ints | None:
+    """The last and fastest of what is found."""
+    found = list(module.best_of_union(problem, sequences, **options))
+    times = [seconds_of(problem, runs) for runs in found]
+    assert times == sorted(times, reverse=True)
+    return found[-1] if found else None
 
 
 def seconds_of(problem: Problem, sequence: Ints) -> float:
@@ -58,8 +69,11 @@ def test_recomputations_at_other_times_are_found_where_they_are_wanted() -> None
     problem = Problem(Graph(ops, values), 5)
     early = np.array([0, 1, 2, 0, 1, 3, 4], dtype=np.int32)
     assert best_of_union(problem, [early], deadline=Deadline()) is None
-    found = best_of_union(problem, [early], deadline=Deadline(), at_any_time=True)
+    found = best_of_union(problem, [early], deadline=Deadline(), anywhere={0, 1})
     assert found is not None and found.tolist() == [0, 1, 2, 3, 1, 4]  # a is kept, b is not
+    found = best_of_union(problem, [], deadline=Deadline(), anywhere={0, 1})
+    assert found is not None and found.tolist() == [0, 1, 2, 3, 1, 4]  # no schedule is needed for that
+    assert best_of_union(problem, [], deadline=Deadline(), anywhere={0}) is None
 
 
 def test_recomputations_move_to_where_they_are_needed_and_take_theirs_along() -> None:
@@ -100,8 +114,8 @@ def test_all_runs_of_an_optimal_schedule_are_found_again(problem: Problem, data:
     once_a_stage = sum(map(len, stages)) == len(optimal) - len(graph.ops)
     drawn = np.array(data.draw(sequences(graph, max_extra=6)), dtype=np.int32)
     other = in_turn(graph, in_default_order(graph, drawn))
-    for at_any_time in (True, False):
-        found = best_of_union(problem, [optimal, other], deadline=Deadline(), at_any_time=at_any_time)
+    for anywhere in (range(len(graph.ops)), ()):
+        found = best_of_union(problem, [optimal, other], deadline=Deadline(), anywhere=anywhere)
         if found is not None:
             assert seconds_of(problem, found) >= simulate(graph, truth.schedule).seconds - 1e-9
     if once_a_stage and found is not None:

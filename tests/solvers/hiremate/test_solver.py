@@ -135,7 +135,7 @@ def test_nothing_steps_in_when_the_hierarchy_finds_nothing() -> None:
 
 def test_polish_is_said() -> None:
     graph = gpt(layers=2)
-    polished = HiRemate(solvers=(HILP,), budget_shares=(), polish=True, workers=1)
+    polished = HiRemate(solvers=(HILP,), budget_shares=(), unite=False, polish=True, workers=1)
     solution = first_found(half(graph), polished)
     assert solution.schedule is not None
     assert any("polish" in progress.message for progress in solution.log)
