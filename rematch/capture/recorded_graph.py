@@ -38,6 +38,7 @@ from rematch.graph import Graph, Op, Phase, Value
 from rematch.graph.model import ALREADY_ALLOCATED, LOSS_VALUE
 
 _OPERATORS_OF_A_NODE = 6  # of autograd, at most, for those that are looked after: a product's two, and their sums
+_MOST_WAITING = 0.5  # of a storage: data that waits until all of it is written together
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class _Draft:
     outputs: dict[int, None] = field(default_factory=dict)
     once: bool = False
     random: bool = False
-    workspace_bytes: int = 0
+    beside_bytes: int = 0  # of storages that are there as it first runs and belong to an operator that comes later
 
 
 def recorded_graph(recording: Recording, *, name: str = "", notes: tuple[str, ...] = ()) -> RecordedGraph:
@@ -111,6 +112,7 @@ class _Assembly:
             for storage in call.writes:
                 self.writers[storage].append(place)
         self.head: dict[int, int] = {}  # call -> the call whose operator it is part of
+        self.late: dict[int, int] = {}  # call that makes what is written later -> the last write, where its operator is
         self.pinned_calls: set[int] = set()
         self._resolve_writes()
         self.drafts = self._drafts()
@@ -123,14 +125,17 @@ class _Assembly:
             if self.storages[storage].resident:
                 continue
             maker = self.maker[storage]
-            if self._can_join(storage, maker, writers):
-                for writer in writers:
-                    self.head[writer] = maker
-            else:
+            if not self._can_join(storage, maker, writers):
                 self._pin(storage, maker, writers)
+                continue
+            if self._has_late_data(storage, maker, writers):
+                self.late[maker] = writers[-1]
+            for writer in writers:
+                self.head[writer] = maker
 
     def _can_join(self, storage: int, maker: int, writers: list[int]) -> bool:
-        """Whether the writes can be run right after what makes the storage."""
+        """Whether the writes and what makes the storage can be run one right after the other: where that is, or where
+        the last write is."""
         last = writers[-1]
         if self.calls[maker].phase is not self.calls[last].phase:
             return False
@@ -142,13 +147,38 @@ class _Assembly:
             call = self.calls[writer]
             if call.makes or call.writes != (storage,) or writer in self.head:
                 return False
-            for other in call.reads:
-                if other == storage or self.storages[other].resident:
-                    continue
+        return not self._has_late_data(storage, maker, writers) or self._can_join_late(storage, maker, writers)
+
+    def _has_late_data(self, storage: int, maker: int, writers: list[int]) -> bool:
+        """Whether something is written that is made after the storage."""
+        for writer in writers:
+            for other in self._data_of(writer, storage):
                 ready = max([self.maker[other], *(w for w in self.writers.get(other, ()) if w < writer)])
                 if ready > maker:
-                    return False
-        return True
+                    return True
+        return False
+
+    def _can_join_late(self, storage: int, maker: int, writers: list[int]) -> bool:
+        """Whether making the storage can wait until the last write, and with it all data that is written.
+
+        Eager frees that data as it goes, and has the storage meanwhile. The graph counts both for longer, which is
+        right for what is small beside the storage, as the corners of a spectrum are.
+        """
+        last = writers[-1]
+        group = [self.calls[place] for place in (maker, *writers)]
+        if last >= self.recording.forward_until or any(draws(call.target, call.args, call.kwargs) for call in group):
+            return False
+        data = {other for place in (maker, *writers) for other in self._data_of(place, storage)}
+        for other in data:
+            read_at = min(place for place in (maker, *writers) if other in self.calls[place].reads)
+            if any(read_at < writer <= last for writer in self.writers.get(other, ())):
+                return False
+        waiting_bytes = sum(self.storages[other].size_bytes for other in data if self.maker[other] > maker)
+        return waiting_bytes <= _MOST_WAITING * self.storages[storage].size_bytes
+
+    def _data_of(self, place: int, storage: int) -> list[int]:
+        """What a call reads beside a storage, as far as it is not always there."""
+        return [s for s in self.calls[place].reads if s != storage and not self.storages[s].resident]
 
     def _pin(self, storage: int, maker: int, writers: list[int]) -> None:
         """Nothing that needs earlier contents of the storage runs again."""
@@ -166,7 +196,13 @@ class _Assembly:
                 of_call[head].calls.append(place)
             else:
                 of_call[place] = _Draft([place], place)
-        drafts = list(of_call.values())
+        for place, last in self.late.items():
+            of_call[place].at = last
+            made_bytes = sum(allocated_bytes(self.storages[s].size_bytes, self.device) for s in self.calls[place].makes)
+            for between in of_call.values():
+                if place < between.at < last:
+                    between.beside_bytes += made_bytes
+        drafts = sorted(of_call.values(), key=lambda draft: draft.at)
         for draft in drafts:
             self._describe(draft)
         self.draft_of_call = {place: draft for draft in drafts for place in draft.calls}
@@ -273,7 +309,7 @@ class _Assembly:
         draft = self.drafts[index]
         if storage in draft.outputs or storage in draft.inputs:
             return
-        if draft.at < self.maker[storage]:
+        if draft.at < self.draft_of_call[self.maker[storage]].at:
             return
         if draft.at >= self.recording.forward_until:
             draft.inputs[storage] = None
@@ -383,7 +419,7 @@ class _Assembly:
                 seconds=sum(cost.seconds for cost in costs),
                 inputs=tuple(inputs),
                 outputs=tuple(outputs),
-                workspace_bytes=max((cost.workspace_bytes for cost in costs), default=0),
+                workspace_bytes=draft.beside_bytes + max((cost.workspace_bytes for cost in costs), default=0),
                 phase=phase,
                 once=draft.once or bool(self._mutated(calls)),
                 mutates=self._mutated(calls),

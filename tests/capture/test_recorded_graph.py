@@ -102,6 +102,32 @@ def test_a_write_that_follows_at_once_is_part_of_the_operator_before() -> None:
     assert len(recorded.calls[place]) == 2
 
 
+def _rows_of(y: torch.Tensor, share: int) -> torch.Tensor:
+    """The first of `share` parts of the rows twice over, each computed after the memory that it is written into."""
+    rows, count = torch.zeros_like(y), len(y) // share
+    for half in (slice(0, count // 2), slice(count // 2, count)):
+        rows[half] = y[half].tanh()
+    return rows
+
+
+def test_writes_of_what_is_made_later_are_one_operator_where_the_last_of_them_is() -> None:
+    recorded = graph_of(Computed(lambda y: (_rows_of(y, 4).exp() * y).sin()), X)
+    graph = recorded.graph
+    joined = op_of(recorded, "copy_")
+    assert joined.name.startswith("zeros_like+copy_+copy_") and not joined.once
+    made = [number for number, op in enumerate(graph.ops) if "tanh" in op.name and op.phase is Phase.FORWARD]
+    place = graph.ops.index(joined)
+    assert len(made) == 2 and max(made) < place
+    assert [op.outputs[0] in joined.inputs for op in (graph.ops[number] for number in made)] == [True, True]
+    size_bytes = graph.values[joined.outputs[0]].size_bytes
+    assert all(graph.ops[number].workspace_bytes >= size_bytes for number in made)  # it is there already, in eager
+
+
+def test_data_that_would_wait_for_too_long_is_written_as_it_comes() -> None:
+    recorded = graph_of(Computed(lambda y: (_rows_of(y, 1).exp() * y).sin()), X)
+    assert op_of(recorded, "zeros_like").once
+
+
 def test_what_is_read_before_it_is_written_is_pinned() -> None:
     def function(y: torch.Tensor) -> torch.Tensor:
         z = y + 1
