@@ -43,7 +43,7 @@ from rematch.execute.referee import differences
 from rematch.execute.replay.engine import Replay, Retraced, is_tracing, loss_cost
 from rematch.execute.routes import Kind, Route, describe
 from rematch.execute.tape import Blocks, Budget, Parting, run
-from rematch.execute.tape.from_schedule import fetched_at_unpackings, tape_plan
+from rematch.execute.tape.from_schedule import at_unpackings, tape_plan
 from rematch.execute.tape.stored import from_data, to_data
 from rematch.execute.transfers import HostMemory
 from rematch.graph import Graph, simulate
@@ -337,7 +337,7 @@ class Runner:
         if engine == REPLAY:
             return Route(self.planner.plans[-1], recorded.step)
         try:
-            runnable = partial(fetched_at_unpackings, recorded)
+            runnable = partial(at_unpackings, recorded)
             plan = self.planner.plan(recorded.graph, recorded.device, engine=TAPE, notes=notes, adapted=runnable)
         except BudgetInfeasible as infeasible:
             if not self.planner.plans:

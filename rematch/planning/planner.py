@@ -45,6 +45,7 @@ _MINIMUM_SECONDS = 10.0  # to look for the smallest budget when the one asked fo
 _INTERRUPTED_NOTE = "plan: the best when a signal ended the search; another search may find a faster one"
 _EVERYTHING_KEPT = "everything kept"
 _MOST_PLACINGS = 3  # searches for a schedule that CUDA's allocator has places for
+_MOST_ADAPTATIONS = 3  # searches for a schedule that keeps the budget as its engine runs it
 _MOST_LEFT_TO_ALLOCATOR = 0.15  # of a budget, for memory that is free in pieces too small to use
 _MOST_FOR_PLACES = 0.05  # of a step: what a schedule may cost more only because the allocator has places for it
 _GROWN = 1.02  # times the budget that a plan was made for: with more, a faster one may be there
@@ -74,8 +75,8 @@ class Planner:
     ) -> Plan:
         """The plan for a training graph; `BudgetInfeasible` if there is none.
 
-        Not `placed` if whoever runs the schedule allocates in an order of its own. `adapted` makes of a schedule that
-        moves values the one that the engine will run.
+        Not `placed` if whoever runs the schedule allocates in an order of its own. `adapted` makes of a schedule the
+        one that the engine will run.
         """
         if self.required is not None:
             self.required.check(graph)
@@ -87,7 +88,7 @@ class Planner:
         if planned is None:
             found = self._without_search(problem) or self._searched(problem, device)
             found = self._placed(problem, found, device) if placed else found
-            found = _adapted(problem, found, adapted)
+            found = found if adapted is None else self._runnable(problem, found, device, adapted)
             if found.interrupted:
                 log.warning("%s: %s", graph.name, _INTERRUPTED_NOTE)
                 notes = (*notes, _INTERRUPTED_NOTE)
@@ -190,6 +191,29 @@ class Planner:
                 best = replace(compact, lower_bound_seconds=bound)
         return best
 
+    def _runnable(
+        self, problem: Problem, found: Solution, device: torch.device, adapted: Callable[[Schedule], Schedule]
+    ) -> Solution:
+        """The solution as its engine runs it, which may be slower than it was found to be, and no proof covers that.
+
+        Where the engine's own order takes more memory than there is, it is a solution for a budget smaller by as much.
+        """
+        graph, bound, tight_bytes = problem.graph, found.lower_bound_seconds, problem.budget_bytes
+        for _ in range(_MOST_ADAPTATIONS):
+            assert found.schedule is not None
+            seen, schedule = simulate(graph, found.schedule), adapted(found.schedule)
+            run = simulate(graph, schedule).checked()
+            if run.peak_bytes <= problem.budget_bytes:
+                status = Status.FEASIBLE if run.seconds > seen.seconds else found.status
+                return replace(found, schedule=schedule, status=status)
+            tight_bytes -= run.peak_bytes - problem.budget_bytes
+            try:
+                tighter = self._searched(Problem(graph, tight_bytes), device)
+            except BudgetInfeasible:
+                break
+            found = replace(tighter, status=Status.FEASIBLE, lower_bound_seconds=bound)
+        return found
+
     def _smallest(self, graph: Graph, enough_bytes: int) -> Solution:
         """The schedule with the smallest peak that can be found, whatever it costs; see `tightest`."""
         pinned = pin(graph, self.settings.keep, self.settings.recompute)
@@ -272,17 +296,6 @@ class Planner:
         _load_libraries(device)
         counted = sum(value.size_bytes for value in graph.values if value.resident and value.role != ALREADY_ALLOCATED)
         return reserve_bytes + max(state_bytes, torch.cuda.memory_allocated(device) - counted)
-
-
-def _adapted(problem: Problem, found: Solution, adapted: Callable[[Schedule], Schedule] | None) -> Solution:
-    """The solution as its engine runs it, which may be slower than it was found to be, and no proof covers that."""
-    if adapted is None or found.schedule is None or not found.schedule.moves:
-        return found
-    schedule = adapted(found.schedule)
-    slower = simulate(problem.graph, schedule).checked().seconds > simulate(problem.graph, found.schedule).seconds
-    changed = replace(found, schedule=schedule, status=Status.FEASIBLE if slower else found.status)
-    verify(problem, changed)
-    return changed
 
 
 def _seconds(graph: Graph, found: Solution) -> float:

@@ -25,7 +25,7 @@ from tests.training import Outcome, TrainingStep, assert_same_steps, determinist
 
 _TIME_LIMIT = 1.0
 _MINIMUM_SECONDS = 2.0
-_SMALL_BYTES = 16384  # numbers that kernels wrap as tensors, states of generators; UNO now and then has 15 KB more
+_SMALL_BYTES = 8192  # numbers that kernels wrap as tensors, states of generators
 _OFF_BY = 0.02  # the measured peak may differ so much from the predicted one
 # cuDNN's recurrent kernels cannot be traced, and draw dropout from a state that no seed sets back.
 _WITHOUT_CUDNN = {"lstm", "gru"}

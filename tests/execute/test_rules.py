@@ -16,7 +16,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import rematch
 from rematch.execute import runner
+from rematch.graph import Graph, Schedule
 from rematch.planning.settings import AUTO, TAPE
+from tests.captures import UNLIMITED_BYTES, Given
 from tests.modules import BATCH, WIDTH, Net, batch, mean_square
 from tests.taped import Calls
 from tests.training import assert_same_steps, measured_peak, step_of, train
@@ -411,3 +413,56 @@ def test_calls_without_gradients_run_plainly_and_plan_nothing(monkeypatch: pytes
 
 def _never(*_: Any, **__: Any) -> Iterator[None]:
     raise AssertionError("there was nothing to record")
+
+
+class _Written(nn.Module):
+    """Writes what it computes into memory that was there before, a part after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+        self.outer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows, count = torch.zeros_like(x), len(x) // 8
+        for part in (slice(0, count), slice(count, 2 * count)):
+            rows[part] = self.inner(x[part]).tanh()
+        return torch.relu(self.outer(rows) * rows.sigmoid()) + x
+
+
+@on_tape
+def test_what_is_written_part_by_part_is_recomputed_as_a_whole() -> None:
+    plain, x = nn.Sequential(*[_Written() for _ in range(4)]), torch.randn(BATCH, WIDTH)
+    wrapped = wrap(plain, x, loss=mean_square, budget="50%", time_limit=3.0)
+    (plan,) = rematch.plans_of(wrapped)
+    assert any("zeros_like+copy_+copy_" in entry.name for entry in plan.recomputed)
+    step = step_of(x, mean_square)
+    assert_alike(wrapped, plain, step)
+    wrapped.zero_grad(set_to_none=True)
+    before_bytes = held_bytes(wrapped, x)
+    peak_bytes, _ = measured_peak(CPU, lambda: step(wrapped))
+    assert before_bytes + peak_bytes <= plan.figures.budget_bytes
+
+
+def _first_block_again_after_the_loss(graph: Graph) -> Schedule:
+    """What the first operators of forward make is computed again as soon as the loss is known, and read much later."""
+    ops = list(graph.order)
+    loss = ops.index(graph.loss)
+    early = [op for op in ops[: loss // 4] if not graph.ops[op].once]
+    return Schedule.from_ops(graph, [*ops[: loss + 1], *early, *ops[loss + 1 :]])
+
+
+@on_tape
+def test_a_plan_says_when_the_tape_recomputes() -> None:
+    """It does when backward asks, whatever the schedule says, and that is what the plan predicts."""
+    plain, x = nn.Sequential(*[nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(8)]), batch()
+    solver = Given(_first_block_again_after_the_loss)
+    wrapped = wrap(plain, x, loss=mean_square, budget=UNLIMITED_BYTES, solver=solver)
+    step = step_of(x, mean_square)
+    assert_alike(wrapped, plain, step)
+    plan = rematch.plans_of(wrapped)[-1]
+    wrapped.zero_grad(set_to_none=True)
+    before_bytes = held_bytes(wrapped, x)
+    peak_bytes, _ = measured_peak(CPU, lambda: step(wrapped))
+    assert plan.figures.peak_bytes is not None
+    assert abs(before_bytes + peak_bytes - plan.figures.peak_bytes) < x.nbytes // 4

@@ -44,11 +44,45 @@ def tape_plan(recorded: RecordedGraph, schedule: Schedule) -> TapePlan:
     )
 
 
-def fetched_at_unpackings(recorded: RecordedGraph, schedule: Schedule) -> Schedule:
-    """The schedule with fetches where a tape can begin them: as autograd asks for something that is not there.
+def at_unpackings(recorded: RecordedGraph, schedule: Schedule) -> Schedule:
+    """The schedule as a tape runs it: something is done only when autograd asks for something that is not there."""
+    return _fetched_at_unpackings(recorded, _recomputed_at_unpackings(recorded, schedule))
 
-    A fetch goes to such a moment before its place if there is memory for it, else to the next one after.
-    """
+
+def _recomputed_at_unpackings(recorded: RecordedGraph, schedule: Schedule) -> Schedule:
+    """Recomputations wait until backward asks next, and so do values that they read or make and that are freed."""
+    does = _Does.of(recorded, schedule, recorded.storage_of)
+    asking = _unpacked_before(recorded, does.dropped | does.moved)
+    steps: list[Step] = []
+    waiting: list[Step] = []
+    touched: set[int] = set()
+    in_backward = False
+    for step in schedule:
+        match step:
+            case Compute(number):
+                op = recorded.graph.ops[number]
+                in_backward |= op.phase is Phase.LOSS
+                if in_backward and op.phase is Phase.FORWARD:
+                    waiting.append(step)
+                    touched.update((*op.inputs, *op.outputs))
+                    continue
+                comes_first = bool(waiting) and (number in asking or not touched.isdisjoint(op.inputs))
+            case Free(value) if value in touched:
+                waiting.append(step)
+                continue
+            case Free():
+                comes_first = False
+            case _:
+                comes_first = bool(waiting)
+        if comes_first:
+            steps += waiting
+            waiting, touched = [], set()
+        steps.append(step)
+    return Schedule.of([*steps, *waiting])
+
+
+def _fetched_at_unpackings(recorded: RecordedGraph, schedule: Schedule) -> Schedule:
+    """Fetches where a tape can begin them: at such a moment before their place if there is memory, else after it."""
     if not schedule.moves:
         return schedule
     does = _Does.of(recorded, schedule, recorded.storage_of)
