@@ -93,7 +93,7 @@ def remat(
     """
     settings = make_settings(budget, solver, time_limit, reserve, progress, options, engine=engine)
     settings = with_checkpoints(replace(settings, accumulate=accumulate, cache=cache), checkpoints)
-    settings = _with_offload(with_chunks(_with_pins(settings, keep, recompute), chunk_loss), offload)
+    settings = with_offload(with_chunks(_with_pins(settings, keep, recompute), chunk_loss), offload)
     return _wrap(model, sample, settings, loss=loss, optimizer=optimizer, in_place=in_place, share=share)
 
 
@@ -125,7 +125,7 @@ def plan(
     """
     settings = make_settings(budget, solver, time_limit, reserve, progress, options, device, engine)
     settings = with_checkpoints(replace(settings, accumulate=accumulate, cache=cache), checkpoints)
-    settings = _with_offload(with_chunks(_with_pins(settings, keep, recompute), chunk_loss), offload)
+    settings = with_offload(with_chunks(_with_pins(settings, keep, recompute), chunk_loss), offload)
     runner = runner_of(_wrap(model, _required_sample(sample), settings, loss=loss, optimizer=optimizer))
     assert runner is not None
     if not runner.planner.plans:
@@ -266,7 +266,7 @@ def with_chunks(settings: Settings, chunk_loss: int) -> Settings:
     return replace(settings, chunk_loss=chunk_loss)
 
 
-def _with_offload(settings: Settings, offload: bool | str | int) -> Settings:
+def with_offload(settings: Settings, offload: bool | str | int) -> Settings:
     host_bytes(offload)
     if offload is not False and settings.engine == COMPILED:
         raise RematchError("offload= needs engine='tape' or 'replay': inductor decides itself how long buffers live")

@@ -220,6 +220,7 @@ def pareto(
     time_limit: Annotated[float, typer.Option(help="Search for at most this many seconds, for each budget.")] = 10.0,
     option: Option = None,
     chunk_loss: ChunkLoss = 1,
+    offload: Offload = None,
     json_output: Json = False,
     plot: Picture = None,
     plugin: Plugin = None,
@@ -237,10 +238,11 @@ def pareto(
             from rematch.foresight.tradeoff import pareto as ask
 
             how: dict[str, Any] = {"budgets": budgets, "device": device, "solver": chosen, "time_limit": time_limit}
-            answer = ask(made.model, made.sample, loss=made.loss, chunk_loss=chunk_loss, **how)
+            how |= {"chunk_loss": chunk_loss, "offload": offload or False}
+            answer = ask(made.model, made.sample, loss=made.loss, **how)
     else:
-        if device is not None or chunk_loss != 1:
-            option_given = "--device" if device is not None else "--chunk-loss"
+        given = {"--device": device is not None, "--chunk-loss": chunk_loss != 1, "--offload": offload is not None}
+        if option_given := next((name for name, is_given in given.items() if is_given), None):
             raise RematchError(f"{option_given} is for models; a graph file has its operators and their costs")
         graph = load_graph(Path(what), plain=False)
         from rematch.foresight.tradeoff import pareto_of

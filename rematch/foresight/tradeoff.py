@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rematch.api import Loss, make_settings, record_step, with_checkpoints, with_chunks
+from rematch.api import Loss, make_settings, record_step, with_checkpoints, with_chunks, with_offload
 from rematch.foresight.answer import Answer
 from rematch.graph import Graph, Schedule, baseline, simulate
 from rematch.planning.budget import describe_largest_need, parse_budget
@@ -25,10 +25,12 @@ from rematch.report.charts import Panel, draw_curves
 from rematch.report.plot import plot_schedule
 from rematch.report.text import table
 from rematch.solvers.base import DEFAULT_SOLVER, Problem, Solver, make_solver, solve
+from rematch.solvers.minimum import BudgetRange
 from rematch.units import BYTES_UNITS, extra_pct, format_bytes, format_extra, unit_for
 
 _BUDGETS = 8
 _SECONDS = 10.0  # for each budget, and to look for the smallest
+_HALVINGS = 6  # of the way from what is proved impossible to the smallest budget without host memory
 
 
 @dataclass(frozen=True, repr=False)
@@ -119,6 +121,7 @@ def pareto(
     accumulate: bool = False,
     checkpoints: str = RESPECT,
     chunk_loss: int = 1,
+    offload: bool | str | int = False,
     device: str | None = None,
     solver: str | Solver = DEFAULT_SOLVER,
     time_limit: float = _SECONDS,
@@ -131,7 +134,7 @@ def pareto(
     time_limit: seconds for each budget. The other arguments are those of `rematch.plan`.
     """
     settings = with_checkpoints(make_settings("100%", solver, time_limit, 0, progress, options, device), checkpoints)
-    settings = with_chunks(settings, chunk_loss)
+    settings = with_offload(with_chunks(settings, chunk_loss), offload)
     _, recorded = record_step(model, sample, replace(settings, accumulate=accumulate), loss=loss, optimizer=optimizer)
     made = make_solver(solver, **options) if isinstance(solver, str) else solver
     return pareto_of(recorded.graph, budgets, solver=made, time_limit=time_limit, notes=recorded.notes)
@@ -148,7 +151,7 @@ def pareto_of(
     """The same for a graph. A schedule for one budget counts for all larger ones."""
     peak_bytes = simulate(graph, baseline(graph)).peak_bytes
     if isinstance(budgets, int):
-        lowest = budget_range(graph, time_limit).feasible_from_bytes
+        lowest = _range_of(graph, time_limit).feasible_from_bytes
         sizes = [lowest + (peak_bytes - lowest) * step // max(1, budgets - 1) for step in range(budgets)]
     else:
         sizes = [parse_budget(budget, peak_bytes) for budget in budgets]
@@ -170,6 +173,27 @@ def _faster(graph: Graph, one: Schedule | None, other: Schedule | None) -> Sched
     return min(known, key=lambda schedule: simulate(graph, schedule).seconds, default=None)
 
 
+def _range_of(graph: Graph, seconds: float) -> BudgetRange:
+    """Which budgets can be kept: by recomputation alone, and with a link to host memory by moving values as well.
+
+    What is proved of recomputation alone does not hold for a graph with a link, only what any operator needs does.
+    """
+    if graph.link is None:
+        return budget_range(graph, seconds)
+    alone = budget_range(replace(graph, link=None), seconds / 2)
+    proved = max(graph.largest_op_bytes, graph.end_bytes) - 1
+    found, below = replace(alone, infeasible_up_to_bytes=proved), proved
+    for _ in range(_HALVINGS):
+        tried = Problem(graph, (below + found.feasible_from_bytes) // 2)
+        schedule = solve(tried, DEFAULT_SOLVER, time_limit=seconds / 2 / _HALVINGS).schedule
+        if schedule is None:
+            below = tried.budget_bytes
+        else:
+            peak_bytes = simulate(graph, schedule).checked().peak_bytes
+            found = replace(found, feasible_from_bytes=peak_bytes, schedule=schedule)
+    return found
+
+
 def min_budget(
     model: nn.Module,
     sample: Any,
@@ -179,6 +203,7 @@ def min_budget(
     accumulate: bool = False,
     checkpoints: str = RESPECT,
     chunk_loss: int = 1,
+    offload: bool | str | int = False,
     device: str | None = None,
     time_limit: float = _SECONDS,
     progress: bool | None = None,
@@ -188,12 +213,12 @@ def min_budget(
     The other arguments are those of `rematch.plan`.
     """
     settings = with_checkpoints(make_settings("100%", DEFAULT_SOLVER, 0.0, 0, progress, {}, device), checkpoints)
-    settings = with_chunks(settings, chunk_loss)
+    settings = with_offload(with_chunks(settings, chunk_loss), offload)
     runner, recorded = record_step(
         model, sample, replace(settings, accumulate=accumulate), loss=loss, optimizer=optimizer
     )
     graph = recorded.graph
-    found = budget_range(graph, time_limit)
+    found = _range_of(graph, time_limit)
     seen = simulate(graph, found.schedule).checked()
     return MinBudget(
         name=graph.name,

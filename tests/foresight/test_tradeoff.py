@@ -67,3 +67,21 @@ def test_the_smallest_budget_works_and_what_is_proved_does_not(net: Net, tmp_pat
     assert json.loads(json.dumps(found.to_data()))["budget_bytes"] == found.budget_bytes
     found.plot(tmp_path / "smallest.png")
     assert (tmp_path / "smallest.png").stat().st_size > 0
+
+
+def test_host_memory_makes_budgets_smaller_and_cheaper() -> None:
+    """Values of 8 MiB, which an H200 copies in less time than it takes to compute them."""
+    layers = [
+        torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.Tanh(), torch.nn.Linear(512, 512)) for _ in range(6)
+    ]
+    module, x = torch.nn.Sequential(*layers), torch.randn(4096, 512)
+    alone, moved = (
+        rematch.pareto(module, x, budgets=["60%"], offload=offload, **OPTIONS).points[0] for offload in (False, "1GiB")
+    )
+    assert alone.overhead_pct is not None and moved.overhead_pct is not None
+    assert moved.lower_bound_pct <= moved.overhead_pct < alone.overhead_pct
+    least = rematch.min_budget(module, x, **OPTIONS)
+    with_host = rematch.min_budget(module, x, offload="1GiB", **OPTIONS)
+    assert with_host.infeasible_up_to_bytes < with_host.budget_bytes <= least.budget_bytes
+    plan = rematch.plan(module, x, budget=with_host.budget_bytes, offload="1GiB", **OPTIONS)
+    assert plan.figures.peak_bytes <= with_host.budget_bytes
