@@ -87,7 +87,7 @@ class Planner:
         planned = self._planned_before(problem, engine)
         if planned is None:
             found = self._without_search(problem) or self._searched(problem, device)
-            found = self._placed(problem, found, device) if placed else found
+            found = self._placed(problem, found, device, adapted or _as_it_is) if placed else found
             found = found if adapted is None else self._runnable(problem, found, device, adapted)
             if found.interrupted:
                 log.warning("%s: %s", graph.name, _INTERRUPTED_NOTE)
@@ -156,7 +156,9 @@ class Planner:
         verify(problem, found)
         return found
 
-    def _placed(self, problem: Problem, found: Solution, device: torch.device) -> Solution:
+    def _placed(
+        self, problem: Problem, found: Solution, device: torch.device, adapted: Callable[[Schedule], Schedule]
+    ) -> Solution:
         """What was found, or a solution for a smaller budget, so that CUDA's allocator has a place for every tensor.
 
         A process that may reserve no more than the budget can then train. Where no such solution comes up, the one
@@ -165,7 +167,7 @@ class Planner:
         if not self._has_allocator(device) or self.settings.budget == AUTO:
             return found
         cap_bytes = parse_budget(self.settings.budget, self.whole_bytes or 1)
-        places = _Places(device)
+        places = _Places(device, adapted)
         best, bound = found, found.lower_bound_seconds
         least_bytes = places.needed_bytes(problem.graph, found.schedule)
         feasible_bytes, tight_bytes = problem.budget_bytes, problem.budget_bytes - max(0, least_bytes - cap_bytes)
@@ -274,7 +276,7 @@ class Planner:
         works_bytes = self.budget_for(possible_bytes, device)
         if self._has_allocator(device):
             schedule, _ = tightest(problem.graph, possible_bytes)
-            works_bytes = max(works_bytes, _Places(device).needed_bytes(problem.graph, schedule))
+            works_bytes = max(works_bytes, _Places(device, _as_it_is).needed_bytes(problem.graph, schedule))
         return BudgetInfeasible(
             f"a budget of {format_bytes(problem.budget_bytes)} {verdict} by {problem.graph.name}: "
             f"the smallest that was found to work is {works_bytes} bytes ({format_bytes(works_bytes)}).\n"
@@ -298,21 +300,26 @@ class Planner:
         return reserve_bytes + max(state_bytes, torch.cuda.memory_allocated(device) - counted)
 
 
+def _as_it_is(schedule: Schedule) -> Schedule:
+    return schedule
+
+
 def _seconds(graph: Graph, found: Solution) -> float:
     assert found.schedule is not None
     return simulate(graph, found.schedule).seconds
 
 
 class _Places:
-    """What CUDA's allocator needs for a schedule, as it works now and with what it has already."""
+    """What CUDA's allocator needs for a schedule as an engine runs it, as it works now and with what it has already."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, adapted: Callable[[Schedule], Schedule]) -> None:
+        self._adapted = adapted
         self._expandable = has_expandable_segments()
         self._idle = idle_blocks(device)
 
     def needed_bytes(self, graph: Graph, schedule: Schedule | None) -> int:
         assert schedule is not None
-        return least_cap(graph, schedule, expandable=self._expandable, idle=self._idle)
+        return least_cap(graph, self._adapted(schedule), expandable=self._expandable, idle=self._idle)
 
 
 @cache
