@@ -36,7 +36,7 @@ from rematch.solvers.base import Deadline, Problem
 from rematch.solvers.common.highs import LinearModel, minimise
 
 _MOST_TERMS = 500_000  # of memory rows, all together: seconds to write down
-_MOST_RELAXED_TERMS = 150_000  # of a program whose relaxation chooses runs: larger ones choose too many
+_RELAXED_TERMS = (150_000, 450_000)  # of programs whose relaxation chooses runs: the larger, the more it chooses
 _LEAST_GAIN = 1e-3  # points of extra time
 _ADMITTED = (0.05, 0.5, math.inf)  # points of reduced cost, one program after the other
 _SHARE_OF_EACH = 0.6  # of the time that is left, for each of these programs
@@ -61,8 +61,7 @@ def best_of_union(
     graph = problem.graph
     own: Stages = [set() for _ in range(len(graph.ops) + 1)] if known is None else stages_of(graph, known)
     stages = _joined([own, *(stages_of(graph, sequence) for sequence in sequences)])
-    programs = _promising(problem, _at_other_times(graph, stages, anywhere), deadline) if anywhere else iter([stages])
-    for program in programs:
+    for program in _promising(problem, stages, anywhere, deadline) if anywhere else (stages,):
         admitted = _joined([own, program])
         runs = _runs_in_turn(graph, admitted)
         if _most_terms(graph, runs) > _MOST_TERMS or deadline.expired:
@@ -100,7 +99,7 @@ def _taken(graph: Graph, stages: Stages, own: Stages) -> list[bool]:
 # --- other times ------------------------------------------------------------------------------------------------------
 
 
-def _at_other_times(graph: Graph, stages: Stages, anywhere: Collection[int]) -> Stages:
+def _at_other_times(graph: Graph, stages: Stages, anywhere: Collection[int], most_terms: int) -> Stages:
     """What may run anywhere also at other stages: where the first computation reads what it makes, or something else
     that is computed again there does, and so on as many steps back as the program may be large."""
     again = set(anywhere)
@@ -110,7 +109,7 @@ def _at_other_times(graph: Graph, stages: Stages, anywhere: Collection[int]) -> 
         if not any(wanted):
             return wider
         candidate = [found | more for found, more in zip(wider, [*wanted, set[int]()], strict=True)]
-        if _most_terms(graph, _runs_in_turn(graph, candidate)) > _MOST_RELAXED_TERMS:
+        if _most_terms(graph, _runs_in_turn(graph, candidate)) > most_terms:
             return wider
         wider = candidate
 
@@ -122,8 +121,18 @@ def _makers_wanted(graph: Graph, again: set[int], stage: int, found: set[int]) -
     return {op for op in makers & again if op not in found and a.first_stage[op] <= stage <= a.last_stage[op]}
 
 
-def _promising(problem: Problem, stages: Stages, deadline: Deadline) -> Iterator[Stages]:
-    """Runs by their reduced cost in the relaxation, more and more of them; none without an answer in time."""
+def _promising(problem: Problem, stages: Stages, anywhere: Collection[int], deadline: Deadline) -> Iterator[Stages]:
+    """Runs by their reduced cost in a relaxation, more and more of them, and then in a larger one."""
+    known: Stages | None = None
+    for most_terms in _RELAXED_TERMS:
+        wider = _at_other_times(problem.graph, stages, anywhere, most_terms)
+        if wider != known and not deadline.expired:
+            yield from _admitted(problem, wider, deadline)
+        known = wider
+
+
+def _admitted(problem: Problem, stages: Stages, deadline: Deadline) -> Iterator[Stages]:
+    """Of the runs at these stages those with little reduced cost, then more; none without an answer in time."""
     graph = problem.graph
     runs = _runs_in_turn(graph, stages)
     if _most_terms(graph, runs) > _MOST_TERMS:
@@ -131,14 +140,15 @@ def _promising(problem: Problem, stages: Stages, deadline: Deadline) -> Iterator
     costs = RunModel(graph, runs, problem.budget_bytes).reduced_costs(deadline)
     if costs is None:
         return
-    stage_of = np.cumsum(np.concatenate(([0], _first_runs(runs)[:-1])))
+    is_first = _first_runs(runs)
+    stage_of = np.cumsum(np.concatenate(([0], is_first[:-1])))
     before = -1
     for points in _ADMITTED:
         admitted = costs <= points
         if admitted.sum() > before:
             before = int(admitted.sum())
             found: Stages = [set() for _ in stages]
-            for at in np.flatnonzero(admitted & ~_first_runs(runs)):
+            for at in np.flatnonzero(admitted & ~is_first):
                 found[stage_of[at]].add(runs[at])
             yield found
 
