@@ -198,7 +198,9 @@ class _Assembly:
                 of_call[place] = _Draft([place], place)
         for place, last in self.late.items():
             of_call[place].at = last
-            made_bytes = sum(allocated_bytes(self.storages[s].size_bytes, self.device) for s in self.calls[place].makes)
+        for place, last in self.late.items():
+            made = [self.storages[storage] for storage in self.calls[place].makes]
+            made_bytes = sum(allocated_bytes(storage.size_bytes, storage.device) for storage in made)
             for between in of_call.values():
                 if place < between.at < last:
                     between.beside_bytes += made_bytes

@@ -45,7 +45,7 @@ _MINIMUM_SECONDS = 10.0  # to look for the smallest budget when the one asked fo
 _INTERRUPTED_NOTE = "plan: the best when a signal ended the search; another search may find a faster one"
 _EVERYTHING_KEPT = "everything kept"
 _MOST_PLACINGS = 3  # searches for a schedule that CUDA's allocator has places for
-_MOST_ADAPTATIONS = 3  # searches for a schedule that keeps the budget as its engine runs it
+_MOST_ADAPTATIONS = 4  # of schedules to the engine that runs them, until one keeps the budget
 _MOST_LEFT_TO_ALLOCATOR = 0.15  # of a budget, for memory that is free in pieces too small to use
 _MOST_FOR_PLACES = 0.05  # of a step: what a schedule may cost more only because the allocator has places for it
 _GROWN = 1.02  # times the budget that a plan was made for: with more, a faster one may be there
@@ -198,23 +198,28 @@ class Planner:
     ) -> Solution:
         """The solution as its engine runs it, which may be slower than it was found to be, and no proof covers that.
 
-        Where the engine's own order takes more memory than there is, it is a solution for a budget smaller by as much.
+        Where the engine's own order takes more memory than there is, it is a solution for a budget smaller by as much;
+        if none of those keeps the budget either, the first is run all the same, and the log says so.
         """
-        graph, bound, tight_bytes = problem.graph, found.lower_bound_seconds, problem.budget_bytes
-        for _ in range(_MOST_ADAPTATIONS):
+        graph, bound, tight_bytes, first = problem.graph, found.lower_bound_seconds, problem.budget_bytes, found
+        for searches_left in reversed(range(_MOST_ADAPTATIONS)):
             assert found.schedule is not None
             seen, schedule = simulate(graph, found.schedule), adapted(found.schedule)
             run = simulate(graph, schedule).checked()
-            if run.peak_bytes <= problem.budget_bytes:
+            excess_bytes = run.peak_bytes - problem.budget_bytes
+            if excess_bytes <= 0:
                 status = Status.FEASIBLE if run.seconds > seen.seconds else found.status
                 return replace(found, schedule=schedule, status=status)
-            tight_bytes -= run.peak_bytes - problem.budget_bytes
+            tight_bytes -= excess_bytes
+            if not searches_left:
+                break
             try:
                 tighter = self._searched(Problem(graph, tight_bytes), device)
             except BudgetInfeasible:
                 break
             found = replace(tighter, status=Status.FEASIBLE, lower_bound_seconds=bound)
-        return found
+        log.warning("%s: steps may take up to %s more than the budget", graph.name, format_bytes(excess_bytes))
+        return first
 
     def _smallest(self, graph: Graph, enough_bytes: int) -> Solution:
         """The schedule with the smallest peak that can be found, whatever it costs; see `tightest`."""

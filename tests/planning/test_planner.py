@@ -11,8 +11,10 @@ import torch
 from torch import nn
 
 import rematch
+from rematch.capture.recorded_graph import RecordedGraph
 from rematch.errors import BudgetInfeasible
 from rematch.execute import runner
+from rematch.graph import Schedule, baseline
 from rematch.planning import planner
 from rematch.planning.plan import Plan
 from tests.captures import Given, everything_twice
@@ -231,3 +233,24 @@ def test_parameters_that_a_call_does_not_use_are_part_of_its_peak(engine: str) -
     alone = rematch.plan(nn.Linear(32, 32), x, budget="150%", engine=engine, progress=False)
     more_bytes = whole.figures.baseline_peak_bytes - alone.figures.baseline_peak_bytes
     assert more_bytes == 4 * (100 * 100 + 100)
+
+
+# As its engine runs it
+
+
+@pytest.mark.parametrize("over", [1, 99], ids=["once", "always"])
+def test_a_schedule_that_takes_more_as_it_is_run_is_searched_again(
+    over: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The engine is made to run the first schedules without recomputation, which no budget below the peak allows."""
+    asked: list[Schedule] = []
+
+    def run_as(recorded: RecordedGraph, schedule: Schedule) -> Schedule:
+        asked.append(schedule)
+        return schedule if len(asked) > over else baseline(recorded.graph)
+
+    monkeypatch.setattr(runner, "at_unpackings", run_as)
+    plan = rematch.plan(Net(), batch(), engine="tape", budget="95%", time_limit=0.5, loss=mean_square)
+    assert plan.figures.peak_bytes <= plan.figures.budget_bytes
+    assert len(asked) > 1
+    assert ("more than the budget" in caplog.text) == (over > 1)
