@@ -32,8 +32,7 @@ def most_needed_bytes(precedence: Precedence, deadline: Deadline, enough_bytes: 
 
     Those that surely need most come first. The search ends early once more than `enough_bytes` are known to be needed.
     """
-    graph = precedence.graph
-    surely = np.array([_surely_bytes(precedence, position) for position in range(len(graph.ops))], dtype=np.int64)
+    surely = precedence.surely_bytes
     most = int(surely.max(initial=0))
     for position in np.argsort(-surely, kind="stable").tolist():
         if deadline.expired or (enough_bytes is not None and most > enough_bytes):
@@ -50,7 +49,7 @@ def needed_bytes(precedence: Precedence, position: int) -> int:
     flow = _minimum_cut(
         p, made, p.wanted(position, len(p.graph.ops)), price, np.where(a.last_stage <= position, _no_limit(p), 0)
     )
-    return _surely_bytes(p, position) + (0 if flow is None else int(flow.optimal_flow()))
+    return int(p.surely_bytes[position]) + (0 if flow is None else int(flow.optimal_flow()))
 
 
 def essential_values(
@@ -134,12 +133,6 @@ def _surely_alive(precedence: Precedence, position: int) -> Bools:
     if a.loss >= 0 and position >= a.position[a.loss]:
         alive |= a.held
     return np.asarray(alive & (p.made_at >= 0))
-
-
-def _surely_bytes(precedence: Precedence, position: int) -> int:
-    a = precedence.graph.arrays
-    alive: Longs = a.size[_surely_alive(precedence, position)]
-    return int(a.resident_bytes + a.workspace[a.order[position]] + alive.sum())
 
 
 def _arcs(starts: ArrayLike, ends: ArrayLike, capacities: ArrayLike) -> tuple[Longs, Longs, Longs]:

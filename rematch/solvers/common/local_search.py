@@ -29,7 +29,7 @@ import numpy as np
 from rematch.graph import Graph, Schedule, simulate
 from rematch.graph.matrices import stage_of_each_compute
 from rematch.graph.model import Ints, compressed_rows
-from rematch.solvers.base import Problem
+from rematch.solvers.base import Deadline, Problem
 from rematch.solvers.common.pauses import PausedGraph
 
 if TYPE_CHECKING:
@@ -100,10 +100,13 @@ class LocalSearch:
         """Whether more moves cannot help: nothing is recomputed, or nothing can be."""
         return self._best_cost == 0 or self._mean_cost == 0
 
-    def run(self, iterations: int) -> bool:
-        """Make that many moves, the same whether in one run or in many. Returns whether a better schedule was found."""
+    def run(self, iterations: int, deadline: Deadline | None = None) -> bool:
+        """Make that many moves, the same whether in one run or in many; fewer if `deadline` comes.
+
+        Returns whether a better schedule was found.
+        """
         before = self._best_cost
-        while iterations > 0 and not self.finished:
+        while iterations > 0 and not self.finished and not (deadline is not None and deadline.expired):
             self._set_levels()
             moves = min(iterations, _CHUNK - self.moves % _CHUNK)
             self._kernels.anneal(self._model, self._state, moves)

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from rematch.graph.model import Floats, Longs, compressed_rows
+from rematch.solvers.base import Deadline
 from rematch.solvers.common.options import Option
 
 if TYPE_CHECKING:
@@ -101,17 +102,29 @@ class ChainTable:
     rows: Floats
 
     @staticmethod
-    def of(blocks: Sequence[ChainBlock], slots: int, slot_bytes: int, *, dithered: bool = False) -> ChainTable:
+    def of(
+        blocks: Sequence[ChainBlock],
+        slots: int,
+        slot_bytes: int,
+        *,
+        dithered: bool = False,
+        deadline: Deadline | None = None,
+    ) -> ChainTable:
         """Solve a chain whose last block is the loss, for up to `slots` of `slot_bytes` of memory.
 
-        Everything is rounded up to slots, or what blocks keep is `dithered`: see `in_slots`.
+        Everything is rounded up to slots, or what blocks keep is `dithered`: see `in_slots`. After `deadline` longer
+        segments count as impossible.
         """
         from rematch.solvers.rotor import kernels as rotor_kernels
 
         chain = in_slots(blocks, slot_bytes, dithered=dithered)
         count = len(blocks)
-        rows = np.empty((rotor_kernels.empty_row(count) + 1, slots + 1))
-        rotor_kernels.fill(rows, chain, *_room_for_choices(chain))
+        rows = np.full((rotor_kernels.empty_row(count) + 1, slots + 1), np.inf)
+        rows[-1] = 0.0  # the empty segment
+        for length in range(1, count + 1):
+            if deadline is not None and deadline.expired:
+                break
+            rotor_kernels.fill(rows, chain, length, *_room_for_choices(chain))
         return ChainTable(chain, rows)
 
     @property

@@ -1,6 +1,6 @@
 """The dynamic programme over segments of a chain and slots of memory, compiled; `chain` says what it means.
 
-`fill(table, chain, choices, seconds)`
+`fill(table, chain, length, choices, seconds)` for each length
 
 A table has a row for each segment of blocks, at `row_of`, and a column for each number of free slots; then as many rows
 for segments whose last output is there from the beginning; then one for the empty segment, which takes no time. What
@@ -106,19 +106,20 @@ def _list_alone(chain, block, has_output, choices, seconds):
 
 
 @njit(cache=True)
-def fill(table, chain, choices, seconds):
-    """The fewest seconds of every segment with every number of free slots; infinite where it is impossible."""
+def fill(table, chain, length, choices, seconds):
+    """The fewest seconds of every segment of `length` blocks with every number of free slots.
+
+    Rows of shorter segments are filled already; those of this length are infinite, which is what stays where a segment
+    is impossible.
+    """
     count = len(chain.output)
-    table[:] = np.inf
-    table[empty_row(count)] = 0.0
-    for length in range(count):
-        for first in range(count - length):
-            last = first + length
-            for kind in range(2 if chain.beside_ptr[last] < chain.beside_ptr[last + 1] else 1):
-                best = table[row_of(first, last, kind == 1, count)]
-                for choice in range(list_choices(chain, first, last, kind == 1, choices, seconds)):
-                    _, needed, then, then_lacks, end, end_lacks = choices[choice]
-                    _improve(best, needed, seconds[choice], table[then], then_lacks, table[end], end_lacks)
+    for first in range(count - length + 1):
+        last = first + length - 1
+        for kind in range(2 if chain.beside_ptr[last] < chain.beside_ptr[last + 1] else 1):
+            best = table[row_of(first, last, kind == 1, count)]
+            for choice in range(list_choices(chain, first, last, kind == 1, choices, seconds)):
+                _, needed, then, then_lacks, end, end_lacks = choices[choice]
+                _improve(best, needed, seconds[choice], table[then], then_lacks, table[end], end_lacks)
 
 
 @njit(cache=True)

@@ -110,7 +110,8 @@ class Rotor(Solver):
         for dithered in (False, True):  # either may be the better one
             if incumbent.over:
                 return
-            table = ChainTable.of(blocks, int(self.slots * _HEADROOM), slot_bytes, dithered=dithered)
+            slots, deadline = int(self.slots * _HEADROOM), incumbent.deadline
+            table = ChainTable.of(blocks, slots, slot_bytes, dithered=dithered, deadline=deadline)
             self._offer_solutions(incumbent, chain, parts, table)
 
     def _offer_solutions(
@@ -212,7 +213,7 @@ class Searched:
 
     def _fastest(self, graph: Graph, budget_bytes: int) -> Schedule | None:
         search = LocalSearch(Problem(graph, budget_bytes), seed=self._seed)
-        search.run(MOVES_PER_OP * len(graph.ops))
+        search.run(MOVES_PER_OP * len(graph.ops), self._deadline)
         search.tidy()
         return search.best
 

@@ -85,3 +85,18 @@ def test_enough_and_time_end_the_search() -> None:
     precedence = Precedence.of(gradients_beside(20))
     assert most_needed_bytes(precedence, Deadline(0.0)) == 23  # what x alone touches
     assert most_needed_bytes(precedence, Deadline(), enough_bytes=1) == 23
+
+
+@given(tiny_problems())
+@examples(100)
+def test_what_is_surely_alive_is_what_operators_touch_and_what_is_held(problem: Problem) -> None:
+    graph, precedence = problem.graph, Precedence.of(problem.graph)
+    resident = {number for number, value in enumerate(graph.values) if value.resident}
+    held = set(graph.held) - resident
+    after_loss = False
+    for position, number in enumerate(graph.arrays.order.tolist()):
+        op = graph.ops[number]
+        after_loss = after_loss or op.phase is Phase.LOSS
+        alive = ({*op.inputs, *op.outputs} - resident) | (held if after_loss else set())
+        needs_bytes = graph.resident_bytes + op.workspace_bytes + sum(graph.values[value].size_bytes for value in alive)
+        assert precedence.surely_bytes[position] == needs_bytes
