@@ -54,6 +54,7 @@ from rematch.solvers.rotor.chain import Action, Alone, ChainBlock, ChainStep, Ch
 _COARSE = tuple((share, (0.3, 0.6)) for share in (1.0, 0.75, 0.5, 0.25, 0.0))
 _FINE = ((1.0, (1 / 32, 0.15)),)
 _LEAST_SAVED = 0.015  # of what is saved without recomputation: less than that is nothing
+_OPS_PER_SECOND = 10_000  # at the least: to make a block's small graphs, which cannot be interrupted
 _SEARCH_SHARE = 0.6  # of the time, at most; the rest is for the table
 _PRUNED_SOLUTIONS = 10  # of a table: the one that is fastest before need not be after
 _HEADROOM = 1.3  # of the budget that the table is made for
@@ -134,7 +135,8 @@ def _solved_in_time(incumbent: Incumbent, chain: BlockChain, find: Find) -> list
     """The blocks with their options, as many as are solved before the search is over."""
     parts: list[SolvedBlock] = []
     for block in chain.blocks:
-        if incumbent.over:
+        size = len(block.forward) + len(block.backward)
+        if incumbent.over or size > _OPS_PER_SECOND * incumbent.deadline.remaining:
             break
         parts.append(solved(chain.graph, block, find))
     return parts
