@@ -232,7 +232,7 @@ class Planner:
         schedule, peak_bytes = tightest(problem.graph, problem.budget_bytes)
         if peak_bytes <= problem.budget_bytes:
             by = f"{failed.solver}, then the search for small budgets"
-            return Solution(schedule, Status.FEASIBLE, by, log=failed.log)
+            return Solution(_with_what_fits(problem, schedule), Status.FEASIBLE, by, log=failed.log)
         possible_bytes = min(peak_bytes, failed.feasible_from_bytes or peak_bytes)
         raise self._infeasible(problem, device, possible_bytes, proved=failed.status is Status.INFEASIBLE)
 
@@ -342,6 +342,15 @@ def _same_shape(plan: Plan, graph: Graph) -> bool:
 def _fits(schedule: Schedule, problem: Problem) -> bool:
     seen = simulate(problem.graph, schedule)
     return seen.valid and seen.peak_bytes <= problem.budget_bytes
+
+
+def _with_what_fits(problem: Problem, schedule: Schedule) -> Schedule:
+    """A schedule within the budget, without those of its recomputations that the budget has room to do without."""
+    from rematch.solvers.common.pruning import pruned
+
+    graph = problem.graph
+    shorter = Schedule.from_ops(graph, pruned(graph, schedule.ops, problem.budget_bytes))
+    return shorter if _fits(shorter, problem) else schedule
 
 
 def available_bytes(device: torch.device, planned_for: str | None) -> int:

@@ -14,9 +14,12 @@ import rematch
 from rematch.capture.recorded_graph import RecordedGraph
 from rematch.errors import BudgetInfeasible
 from rematch.execute import runner
-from rematch.graph import Schedule, baseline
+from rematch.graph import Schedule, baseline, simulate
+from rematch.graph.generators import gpt
 from rematch.planning import planner
 from rematch.planning.plan import Plan
+from rematch.planning.settings import Settings
+from rematch.solvers import Deadline, OnProgress, Problem, Solution, Solver, Status
 from tests.captures import Given, everything_twice
 from tests.modules import BATCH, Net, batch, mean_square
 from tests.training import assert_trains_alike, measured_peak, step_of
@@ -254,3 +257,30 @@ def test_a_schedule_that_takes_more_as_it_is_run_is_searched_again(
     assert plan.figures.peak_bytes <= plan.figures.budget_bytes
     assert len(asked) > 1
     assert ("more than the budget" in caplog.text) == (over > 1)
+
+
+# Where a solver finds nothing
+
+
+class Clueless(Solver):
+    """Finds no schedule for anything."""
+
+    name = "clueless"
+    requires = "nothing"
+
+    def applicable(self, problem: Problem) -> bool:
+        return True
+
+    def solve(self, problem: Problem, *, deadline: Deadline, on_progress: OnProgress) -> Solution:
+        return Solution(None, Status.NOT_FOUND, self.name)
+
+
+def test_what_is_found_instead_recomputes_no_more_than_the_budget_asks_for() -> None:
+    graph = gpt(3)
+    least = planner.budget_range(graph, 1.0)
+    budget = (least.feasible_from_bytes + simulate(graph, baseline(graph)).peak_bytes) // 2
+    settings = Settings(budget=budget, solver=Clueless())
+    plan = planner.Planner(settings).plan(graph, CPU, engine="tape")
+    assert plan.figures.solver == "clueless, then the search for small budgets"
+    assert plan.figures.peak_bytes is not None and plan.figures.peak_bytes <= budget
+    assert simulate(graph, plan.schedule).seconds < simulate(graph, least.schedule).seconds
