@@ -20,7 +20,6 @@ import torch
 from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 
-LEAST_MOVED_BYTES = 2**14  # of a value that may move to host memory: starting the copy of less takes longer than it
 _ALLOCATOR_CONF = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # where users say how the allocator works
 _END_MARK = "rematch: the end of what is measured"
 _ASKED: list[str] = []  # settings that we asked for

@@ -32,7 +32,7 @@ from rematch.capture.aten import (
     may_repeat,
     without_running_statistics,
 )
-from rematch.capture.memory import LEAST_MOVED_BYTES, allocated_bytes, random_state_bytes
+from rematch.capture.memory import allocated_bytes, random_state_bytes
 from rematch.capture.recording import RecordedCall, Recording, SavedTensor, TensorRef
 from rematch.graph import Graph, Op, Phase, Value
 from rematch.graph.model import ALREADY_ALLOCATED, LOSS_VALUE
@@ -329,7 +329,7 @@ class _Assembly:
         info = self.storages[storage]
         maker = self.maker[storage]
         elsewhere = info.device != self.device and info.device.type != "meta"  # which stands for the device planned for
-        if info.size_bytes < LEAST_MOVED_BYTES or elsewhere or maker >= self.recording.forward_until:
+        if elsewhere or maker >= self.recording.forward_until:
             return False
         if storage in self.recording.outputs or storage in self.recording.roots:
             return False  # the user's own loss may save them

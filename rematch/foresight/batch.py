@@ -17,11 +17,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from rematch.api import Loss, make_settings, record_step, with_checkpoints, with_chunks
+from rematch.api import Loss, make_settings, record_step, with_checkpoints, with_chunks, with_offload
 from rematch.errors import BudgetError, BudgetInfeasible
 from rematch.foresight.answer import Answer
 from rematch.graph import Graph, baseline, simulate
 from rematch.graph.transforms import between
+from rematch.planning.host import host_bytes, linked
 from rematch.planning.settings import RESPECT
 from rematch.report.charts import Panel, draw_curves
 from rematch.report.text import table
@@ -79,6 +80,7 @@ def max_batch(
     accumulate: bool = False,
     checkpoints: str = RESPECT,
     chunk_loss: int = 1,
+    offload: bool | str | int = False,
     device: str | None = None,
     extra_forward_passes: float | None = 1.0,
     close_enough: float = 0.01,
@@ -100,16 +102,21 @@ def max_batch(
         raise BudgetError(f"a budget of {budget} is of a peak that depends on the batch; give bytes, such as '24GiB'")
     settings = replace(make_settings(budget, solver, time_limit, 0, progress, options, device), accumulate=accumulate)
     settings = with_chunks(with_checkpoints(settings, checkpoints), chunk_loss)
+    host_limit_bytes = host_bytes(with_offload(settings, offload).offload)
 
     def recorded(batch: int) -> Graph:
         return record_step(model, make_sample(batch), settings, loss=loss, optimizer=optimizer)[1].graph
+
+    def with_host(graph: Graph) -> Graph:
+        """With the link to host memory, if there is to be one: what is worth moving depends on the batch."""
+        return linked(graph, small.device, device, host_limit_bytes)
 
     runner, small = record_step(model, make_sample(_RECORDED[0]), settings, loss=loss, optimizer=optimizer)
     large = recorded(_RECORDED[1])
     budget_bytes = runner.planner.budget_bytes(small.graph, small.device)
 
     def at(batch: int) -> Graph:
-        return between(small.graph, large, batches=_RECORDED, batch=batch)
+        return with_host(between(small.graph, large, batches=_RECORDED, batch=batch))
 
     made = make_solver(solver, **options) if isinstance(solver, str) else solver
     usable_bytes = budget_bytes
@@ -127,7 +134,7 @@ def max_batch(
                 f"not even one sample of {small.graph.name} can be trained in {format_bytes(budget_bytes)}; "
                 "rematch.min_budget tells how little memory it can do with"
             )
-        graph = recorded(found.batch)
+        graph = with_host(recorded(found.batch))
         seen = simulate(graph, found.schedule)
         if seen.valid and seen.peak_bytes <= budget_bytes:
             break

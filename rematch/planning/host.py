@@ -20,6 +20,7 @@ from rematch.units import format_bytes
 
 _SPARED_SHARE = 0.5  # of what is available: pinned memory cannot be swapped, and loaders and caches need the rest
 _CONTAINER = Path("/sys/fs/cgroup")
+_LEAST_MOVED_BYTES = 2**14  # of a value that is worth a copy, however slow the link is
 _STARTING_SECONDS = 25e-6  # what it takes the host to start a copy on a stream, when it could start kernels instead
 
 
@@ -42,14 +43,14 @@ def _spare_bytes() -> int:
 def linked(graph: Graph, device: torch.device, planned_for: str | None, limit_bytes: int) -> Graph:
     """The graph with the link of the device to so much host memory; without one if that is none.
 
-    Values that are copied in less time than it takes to start a copy stay where they are.
+    Values that are copied in less time than it takes to start a copy stay where they are. On a CPU nothing is started:
+    copies are done when the call returns.
     """
     if not limit_bytes:
         return graph
     link = link_to(device if planned_for is None else planned_for, limit_bytes)
-    if device.type == "cpu" and planned_for is None:  # nothing is started: copies are done when the call returns
-        return replace(graph, link=link)
-    least_bytes = _STARTING_SECONDS * min(link.speeds)
+    is_started = device.type != "cpu" or planned_for is not None
+    least_bytes = max(_LEAST_MOVED_BYTES, _STARTING_SECONDS * min(link.speeds) if is_started else 0)
     values = tuple(
         value if value.resident or value.size_bytes >= least_bytes else replace(value, movable=False)
         for value in graph.values

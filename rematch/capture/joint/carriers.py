@@ -12,7 +12,6 @@ from torch.fx import Node
 
 from rematch.capture.joint.read import Capture
 from rematch.capture.joint.traced import device_of
-from rematch.capture.memory import LEAST_MOVED_BYTES
 from rematch.graph import Phase
 
 
@@ -41,14 +40,12 @@ def movable_values(capture: Capture) -> frozenset[int]:
     others = graph.targets | graph.held
     found = set()
     for value, nodes in carriers(capture).items():
-        made = graph.values[value]
         maker = graph.ops[graph.arrays.producer[value]] if graph.arrays.producer[value] >= 0 else None
         tensors = [node.meta["val"] for node in nodes]
         if (
             maker is not None
             and maker.phase is Phase.FORWARD
             and value not in others
-            and made.size_bytes >= LEAST_MOVED_BYTES
             and all(tensor.device == device and tensor.layout is torch.strided for tensor in tensors)
             and len({(tensor.stride(), tensor.storage_offset(), tensor.shape, tensor.dtype) for tensor in tensors}) == 1
         ):
