@@ -41,7 +41,7 @@ def draw_architectures(settings: FigureSettings) -> list[Path]:
         graph, counted = settings.library.graph(name), name not in WITHOUT_GRADIENTS
         key = name if counted else f"{name} without gradients"
         graphs[key] = graph if counted else without_gradients(graph)
-        labels[key] = label if counted else f"{label},\ngradients not counted"
+        labels[key] = label if counted else f"{label}, gradients not counted"
     methods = (ROTOR, TWREMAT, HILP, HIREMATE, AUTO)
     panels, rows = _panels(settings, graphs, labels, methods, percent)
     path = settings.picture("figure5-budgets")

@@ -18,6 +18,7 @@ OVERHEAD = "extra time, %"
 PERCENT = "budget, % of activations"
 GIB = "budget, GiB"
 HIREMATE_LABEL = "HiRemate"
+_LONGEST_BESIDE = 20  # letters of a name that has room for more in the same line of a title
 WHO_RAN = {  # by the labels of methods
     "Checkmate's program": "by HiGHS",
     "moccasin": "CP-SAT from a greedy start",
@@ -52,7 +53,8 @@ def title(name: str, rows: Sequence[Row]) -> str:
     """A panel's title: the model, its operators and its peak without recomputation."""
     if not rows:
         return name
-    return f"{name}: {rows[0].operators:,} operators, {format_bytes(rows[0].plain_peak_bytes)}"
+    apart = " " if len(name) <= _LONGEST_BESIDE else "\n"
+    return f"{name}:{apart}{rows[0].operators:,} operators, {format_bytes(rows[0].plain_peak_bytes)}"
 
 
 def caption(text: str, settings: FigureSettings, rows: Iterable[Row]) -> str:
