@@ -199,7 +199,7 @@ class Graph:
     def op_bytes(self) -> Longs:
         """Per operator, memory while it runs if nothing else were alive: residents, inputs, outputs, workspace."""
         a = self.arrays
-        touched = _row_sums(a.size[a.inputs], a.inputs_ptr) + _row_sums(a.size[a.outputs], a.outputs_ptr)
+        touched = row_sums(a.size[a.inputs], a.inputs_ptr) + row_sums(a.size[a.outputs], a.outputs_ptr)
         return a.resident_bytes + touched + a.workspace
 
     @property
@@ -466,6 +466,7 @@ def _flags(members: Iterable[int], count: int) -> Bools:
     return flags
 
 
-def _row_sums(entries: Longs, pointer: Ints) -> Longs:
+def row_sums(entries: Longs, pointer: Ints) -> Longs:
+    """The sum of each row of entries in compressed rows."""
     total = np.concatenate(([0], np.cumsum(entries)))
     return total[pointer[1:]] - total[pointer[:-1]]

@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from rematch.graph import Graph
-from rematch.graph.model import Bools, Ints, Longs
+from rematch.graph.model import Bools, Ints, Longs, row_sums
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,17 +60,11 @@ class Precedence:
 
         That is what the operator touches, and from the loss on also all that is held.
         """
-        a, ops, values = self.graph.arrays, len(self.graph.ops), len(self.graph.values)
-        numbers = np.arange(ops, dtype=np.int64)
-        reads = np.repeat(numbers, np.diff(a.inputs_ptr)) * values + a.inputs
-        makes = np.repeat(numbers, np.diff(a.outputs_ptr)) * values + a.outputs
-        op, touched = np.divmod(np.unique(np.concatenate((reads, makes))), max(1, values))
+        a = self.graph.arrays
+        held = np.where(a.held & (self.made_at >= 0), a.size, 0)
+        touched = row_sums(held[a.inputs], a.inputs_ptr) + row_sums(held[a.outputs], a.outputs_ptr)
         after_loss = (a.loss >= 0) & (a.position >= a.position[a.loss])
-        counts = (self.made_at[touched] >= 0) & ~(a.held[touched] & after_loss[op])
-        held_bytes = int(a.size[a.held & (self.made_at >= 0)].sum())
-        alive = a.resident_bytes + a.workspace + np.where(after_loss, held_bytes, 0)
-        np.add.at(alive, op[counts], a.size[touched[counts]])
-        return np.asarray(alive[a.order], dtype=np.int64)
+        return np.asarray((self.graph.op_bytes + np.where(after_loss, held.sum() - touched, 0))[a.order])
 
     def wanted(self, after: int, through: int) -> Bools:
         """Values made by position `after` that first computations at `after` + 1 ... `through`, or the end, read."""

@@ -121,10 +121,11 @@ class ChainTable:
         count = len(blocks)
         rows = np.full((rotor_kernels.empty_row(count) + 1, slots + 1), np.inf)
         rows[-1] = 0.0  # the empty segment
+        room = _room_for_choices(chain)
         for length in range(1, count + 1):
             if deadline is not None and deadline.expired:
                 break
-            rotor_kernels.fill(rows, chain, length, *_room_for_choices(chain))
+            rotor_kernels.fill(rows, chain, length, *room)
         return ChainTable(chain, rows)
 
     @property

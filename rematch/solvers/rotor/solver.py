@@ -107,12 +107,12 @@ class Rotor(Solver):
         if free_bytes <= 0:
             return
         slot_bytes = -(-free_bytes // self.slots)
+        slots = int(self.slots * _HEADROOM)
         blocks = [*(part.for_chain for part in parts), loss_block(chain)]
         for dithered in (False, True):  # either may be the better one
             if incumbent.over:
                 return
-            slots, deadline = int(self.slots * _HEADROOM), incumbent.deadline
-            table = ChainTable.of(blocks, slots, slot_bytes, dithered=dithered, deadline=deadline)
+            table = ChainTable.of(blocks, slots, slot_bytes, dithered=dithered, deadline=incumbent.deadline)
             self._offer_solutions(incumbent, chain, parts, table)
 
     def _offer_solutions(

@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from rematch.errors import ScheduleError
 from rematch.graph import Graph, Op, Phase, Schedule, Value, baseline, simulate
 from rematch.graph.generators import chain, gpt, random_layered
-from rematch.solvers import Problem
+from rematch.solvers import Deadline, Problem
 from rematch.solvers.common import local_search
 from rematch.solvers.common.local_search import LocalSearch, make_model, make_state, recomputations_of, schedule_of
 from rematch.solvers.common.pauses import PausedGraph
@@ -147,6 +147,14 @@ def test_the_same_seed_and_moves_give_the_same_schedule_however_they_are_cut() -
     assert in_one.best is not None
     assert in_one.best == in_many.best
     assert in_one.best != other.best
+
+
+def test_no_moves_are_made_after_the_deadline() -> None:
+    search = LocalSearch(less_than_baseline(random_layered(100), 80))
+    assert not search.run(6000, Deadline(0.0))
+    assert search.moves == 0
+    search.run(6000, Deadline())
+    assert search.moves == 6000
 
 
 def test_the_best_never_gets_worse_from_cycle_to_cycle(monkeypatch: pytest.MonkeyPatch) -> None:

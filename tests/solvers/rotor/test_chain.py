@@ -9,6 +9,7 @@ from itertools import count
 import numpy as np
 from hypothesis import given, strategies as st
 
+from rematch.solvers import Deadline
 from rematch.solvers.common.options import Option
 from rematch.solvers.rotor.chain import Action, Alone, ChainBlock, ChainTable, in_slots
 from tests.examples import examples
@@ -166,3 +167,9 @@ def test_dithered_slots_add_up_over_equal_blocks() -> None:
     assert in_slots([block] * 100, 10).stays.sum() == 100
     assert abs(int(in_slots([block] * 100, 10, dithered=True).stays.sum()) - 50) <= 1
     assert in_slots([block] * 100, 1, dithered=True).stays.tolist() == [5] * 100
+
+
+@given(chains())
+@examples(20)
+def test_a_table_without_time_promises_nothing(blocks: list[ChainBlock]) -> None:
+    assert np.isinf(ChainTable.of(blocks, 20, 1, deadline=Deadline(0.0)).seconds).all()
