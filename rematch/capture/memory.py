@@ -22,6 +22,8 @@ from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfi
 
 _ALLOCATOR_CONF = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # where users say how the allocator works
 _END_MARK = "rematch: the end of what is measured"
+_EXPANDABLE, _SEGMENT_SIZE = "expandable_segments", "large_segment_size_mb"
+_PAGE_MIB = 12  # the smallest multiple of what the driver maps that the allocator takes, so that least is lost in holes
 _ASKED: list[str] = []  # settings that we asked for
 
 
@@ -31,11 +33,11 @@ def allocated_bytes(size_bytes: int, device: torch.device) -> int:
 
 
 def use_expandable_segments(device: torch.device) -> None:
-    """Have CUDA's allocator map pages as needed, so that little memory is lost between blocks.
+    """Have CUDA's allocator map small pages as needed, so that little memory is lost between blocks.
 
     Only where the user has not said how segments are to be made, in the variables that PyTorch reads.
     """
-    if device.type == "cuda" and not any("expandable_segments" in os.environ.get(name, "") for name in _ALLOCATOR_CONF):
+    if device.type == "cuda" and not any(_EXPANDABLE in os.environ.get(name, "") for name in _ALLOCATOR_CONF):
         _make_segments_expandable()
 
 
@@ -49,17 +51,30 @@ def idle_blocks(device: torch.device) -> list[int]:
 
 def has_expandable_segments() -> bool:
     """Whether the allocator makes its segments so."""
-    return "expandable_segments:true" in _allocator_settings().lower().replace(" ", "")
+    return _settings().get(_EXPANDABLE) == "true"
+
+
+def large_segment_bytes() -> int | None:
+    """The size of a page of expandable segments, where somebody has set it."""
+    mib = _settings().get(_SEGMENT_SIZE, "")
+    return int(mib) * 2**20 if mib.isdecimal() else None
 
 
 @cache
 def _make_segments_expandable() -> None:
     if sys.platform != "linux":
         return
-    asked = ",".join(filter(None, (_allocator_settings(), "expandable_segments:True")))
+    pages = "" if _SEGMENT_SIZE in _settings() else f"{_SEGMENT_SIZE}:{_PAGE_MIB}"
+    asked = ",".join(filter(None, (_allocator_settings(), f"{_EXPANDABLE}:True", pages)))
     with suppress(AttributeError):  # a PyTorch in which settings cannot be changed
         torch._C._accelerator_setAllocatorSettings(asked)
         _ASKED.append(asked)
+
+
+def _settings() -> dict[str, str]:
+    """What the allocator was told, by name; names and values in small letters."""
+    told = _allocator_settings().lower().replace(" ", "")
+    return dict(entry.split(":", 1) for entry in told.split(",") if ":" in entry)
 
 
 def _allocator_settings() -> str:

@@ -109,6 +109,7 @@ def record(
             roots=root_storages,
             gradients=gradients,
             reads=recorder.reads,
+            readings=None if recorder.readings is None else tuple(recorder.readings),
             has_loss=loss is not None,
             unseen_bytes=_bytes_at_once(states, kept_states),
             asks_for_compiler=bool(askers),

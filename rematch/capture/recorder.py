@@ -151,6 +151,7 @@ class Recorder(TorchDispatchMode):
         self.phase = Phase.FORWARD
         self.path: list[str] = []
         self.reads = 0
+        self.readings: list[str] | None = []  # of forward; see `Recording`
         self.unpackings = 0
         self.unpackings_before_call = 0  # when the last call came
         self.evaluator = Evaluator(self.calls)
@@ -237,7 +238,10 @@ class Recorder(TorchDispatchMode):
         if func in _READS:
             self.reads += 1
             self._append(func, (ref_args, ref_kwargs))
-            return self.evaluator.run(func, ref_args, ref_kwargs)
+            found = self.evaluator.run(func, ref_args, ref_kwargs)
+            if self.readings is not None and self.phase is Phase.FORWARD:
+                self.readings.append(repr(found))
+            return found
         returned, real = self._answer(func, (fake_args, fake_kwargs), (ref_args, ref_kwargs))
         if turns:
             _turn(leaves[0], fakes[0], func, pytree.tree_unflatten(leaves, structure))
@@ -260,6 +264,7 @@ class Recorder(TorchDispatchMode):
     def _really(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Run an operator on the real sample; returns fakes of what it gave, and that."""
         self.reads += 1
+        self.readings = None
         real = self.evaluator.run(func, args, kwargs)
         if not isinstance(real, torch.Tensor) and not isinstance(real, (tuple, list)):
             return real, None
@@ -393,6 +398,7 @@ class Recorder(TorchDispatchMode):
     def read(self, tensor: Recorded) -> torch.Tensor:
         """The real data behind a tensor."""
         self.reads += 1
+        self.readings = None
         return self.evaluator.value(self.ref(tensor))
 
 

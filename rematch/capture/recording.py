@@ -105,6 +105,7 @@ class Recording:
     roots: tuple[int, ...]  # storages of what backward starts from
     gradients: dict[str, int]  # by parameter: the storage that `.grad` has at the end
     reads: int  # how many values Python read
+    readings: tuple[str, ...] | None  # those of forward; None if some were no single numbers, or no operator read them
     has_loss: bool  # whether the user's own loss is part of it
     unseen_bytes: int = 0  # at most, of what torch allocates where no dispatcher sees it
     asks_for_compiler: bool = False  # whether forward asks if torch.compile traces it

@@ -459,9 +459,15 @@ class Runner:
         return outputs
 
     def _blocks(self, route: Route) -> Blocks | None:
-        """Blocks that run as captured, from the second step on, where following them would keep a card waiting."""
-        if route.blocks is None and self.captures_blocks and route.watched and self._keeps_card_waiting(route):
-            route.blocks = Blocks.of(self.module)
+        """Blocks that run as captured, from the second step on, where following them would keep a card waiting.
+
+        Where the tape only watches, it stops at one of them.
+        """
+        if route.blocks is None and self.captures_blocks and route.watched:
+            only_watches = route.tape is not None and route.tape.readings is not None
+            captured = self._keeps_card_waiting(route)
+            if only_watches or captured:
+                route.blocks = Blocks.of(self.module, captured=captured)
         return route.blocks
 
     def _host_memory(self) -> HostMemory:

@@ -23,7 +23,7 @@ _MIB = 2**20
 _ROUNDED = 512
 _SMALL_BYTES = _MIB  # the largest request that is served from the pool of small blocks
 _SMALL_SEGMENT = 2 * _MIB
-_LARGE_SEGMENT = 20 * _MIB  # what a request below `_OWN_SEGMENT` asks of the driver
+LARGE_SEGMENT = 20 * _MIB  # unless it is set: what a request below `_OWN_SEGMENT` asks of the driver, or a page
 _OWN_SEGMENT = 10 * _MIB
 _SEGMENT_UNIT = 2 * _MIB  # larger requests ask for a multiple of this
 _STEPS = 2  # the second begins with what the first left mapped
@@ -53,11 +53,11 @@ class Block:
 class Allocator:
     """The pools of one device, under one cap on what is mapped."""
 
-    def __init__(self, cap_bytes: int, *, expandable: bool = True) -> None:
+    def __init__(self, cap_bytes: int, *, expandable: bool = True, segment: int = LARGE_SEGMENT) -> None:
         self.cap_bytes = cap_bytes
         self.mapped_bytes = 0
         kind = _ExpandablePool if expandable else _SegmentedPool
-        self._small, self._large = kind(self, _SMALL_SEGMENT), kind(self, _LARGE_SEGMENT)
+        self._small, self._large = kind(self, _SMALL_SEGMENT), kind(self, segment)
 
     def allocate(self, size_bytes: int) -> Block:
         """A block for a tensor; raises `OutOfMemory`."""
@@ -266,10 +266,19 @@ class _ExpandablePool(_Pool):
 
 
 def fits(
-    graph: Graph, schedule: Schedule, cap_bytes: int, *, expandable: bool = True, idle: Sequence[int] = ()
+    graph: Graph,
+    schedule: Schedule,
+    cap_bytes: int,
+    *,
+    expandable: bool = True,
+    segment: int = LARGE_SEGMENT,
+    idle: Sequence[int] = (),
 ) -> bool:
-    """Whether a process trains by this schedule that may reserve `cap_bytes`, and has `idle` blocks already."""
-    allocator = Allocator(cap_bytes, expandable=expandable)
+    """Whether a process trains by this schedule that may reserve `cap_bytes`, and has `idle` blocks already.
+
+    `segment` is the size of a page of expandable segments, and of the segments that serve small requests otherwise.
+    """
+    allocator = Allocator(cap_bytes, expandable=expandable, segment=segment)
     try:
         for value in graph.values:
             if value.resident and value.size_bytes:
@@ -307,15 +316,22 @@ def _run(graph: Graph, schedule: Schedule, allocator: Allocator) -> None:
         allocator.free(block)
 
 
-def least_cap(graph: Graph, schedule: Schedule, *, expandable: bool = True, idle: Sequence[int] = ()) -> int:
-    """The smallest number of bytes that a process must be allowed to reserve to train by this schedule."""
+def least_cap(
+    graph: Graph,
+    schedule: Schedule,
+    *,
+    expandable: bool = True,
+    segment: int = LARGE_SEGMENT,
+    idle: Sequence[int] = (),
+) -> int:
+    """The smallest number of bytes that a process must be allowed to reserve to train by this schedule; see `fits`."""
     low = simulate(graph, schedule).peak_bytes
     high = low
-    while not fits(graph, schedule, high, expandable=expandable, idle=idle):
-        low, high = high, high + max(_LARGE_SEGMENT, high // 50)
+    while not fits(graph, schedule, high, expandable=expandable, segment=segment, idle=idle):
+        low, high = high, high + max(LARGE_SEGMENT, high // 50)
     while high - low > max(_SEGMENT_UNIT, _PRECISION * high):
         middle = (low + high) // 2
-        if fits(graph, schedule, middle, expandable=expandable, idle=idle):
+        if fits(graph, schedule, middle, expandable=expandable, segment=segment, idle=idle):
             high = middle
         else:
             low = middle

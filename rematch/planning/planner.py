@@ -19,12 +19,12 @@ import psutil  # type: ignore[import-untyped]
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from rematch.capture.memory import has_expandable_segments, idle_blocks
+from rematch.capture.memory import has_expandable_segments, idle_blocks, large_segment_bytes
 from rematch.errors import BudgetInfeasible
 from rematch.graph import Graph, Schedule, baseline, simulate
 from rematch.graph.model import ALREADY_ALLOCATED
 from rematch.planning.budget import describe_largest_need, parse_budget
-from rematch.planning.cuda_allocator import least_cap
+from rematch.planning.cuda_allocator import LARGE_SEGMENT, least_cap
 from rematch.planning.host import host_bytes
 from rematch.planning.pins import pin
 from rematch.planning.plan import Plan
@@ -320,11 +320,14 @@ class _Places:
     def __init__(self, device: torch.device, adapted: Callable[[Schedule], Schedule]) -> None:
         self._adapted = adapted
         self._expandable = has_expandable_segments()
+        self._segment = large_segment_bytes() or LARGE_SEGMENT
         self._idle = idle_blocks(device)
 
     def needed_bytes(self, graph: Graph, schedule: Schedule | None) -> int:
         assert schedule is not None
-        return least_cap(graph, self._adapted(schedule), expandable=self._expandable, idle=self._idle)
+        return least_cap(
+            graph, self._adapted(schedule), expandable=self._expandable, segment=self._segment, idle=self._idle
+        )
 
 
 @cache

@@ -32,8 +32,24 @@ def test_segments_become_expandable(settings: list[str]) -> None:
     memory.use_expandable_segments(torch.device("cpu"))
     assert not memory.has_expandable_segments()
     memory.use_expandable_segments(CUDA)
-    assert settings == ["expandable_segments:True"]
+    assert settings == ["expandable_segments:True,large_segment_size_mb:12"]
     assert memory.has_expandable_segments()
+    assert memory.large_segment_bytes() == 12 * 2**20
+
+
+def test_the_size_of_pages_is_the_users(settings: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "large_segment_size_mb:32")
+    settings[0] = "large_segment_size_mb:32"  # as PyTorch reads it
+    memory.use_expandable_segments(CUDA)
+    assert settings == ["large_segment_size_mb:32,expandable_segments:True"]
+    assert memory.large_segment_bytes() == 32 * 2**20
+
+
+def test_pytorch_takes_what_we_ask_for() -> None:
+    """The real parser, which knows the settings on machines without a card too."""
+    before = memory._allocator_settings()
+    torch._C._accelerator_setAllocatorSettings(f"expandable_segments:True,large_segment_size_mb:{memory._PAGE_MIB}")
+    torch._C._accelerator_setAllocatorSettings(before or "expandable_segments:False,large_segment_size_mb:20")
 
 
 @pytest.mark.parametrize("name", memory._ALLOCATOR_CONF)

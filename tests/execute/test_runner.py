@@ -199,6 +199,27 @@ def test_where_the_data_decides_a_plan_that_keeps_everything_is_watched_too(ways
     assert peaks[-1] <= short * 2 < long
 
 
+class Watched(Pondering):
+    """Notes whether anybody watches where its last block begins."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.modes: list[int] = []
+        self.head.register_forward_pre_hook(lambda *_: self.modes.append(torch._C._len_torch_dispatch_stack()))
+
+
+def test_nobody_watches_once_the_data_can_no_longer_decide() -> None:
+    plain, watched = Pondering(), Watched()
+    watched.load_state_dict(plain.state_dict())
+    wrapped = rematch.remat(watched, _asking_for(0), engine="tape", budget="110%", time_limit=0.5)
+    watched.modes.clear()
+    for turns, expected in ((0, 1), (0, 0), (1, 1), (0, 1), (0, 0)):  # a first step is watched, and another path
+        step = step_of(_asking_for(turns), mean_square)
+        assert_same_steps(train(wrapped, step, steps=1), train(plain, step, steps=1))
+        assert watched.modes.pop() == expected
+        assert "forward" not in watched.blocks[0].__dict__
+
+
 def _peak_bytes(module: nn.Module, sample: torch.Tensor) -> int:
     """The peak of a training step, with what is there before it."""
     module.zero_grad()

@@ -41,6 +41,15 @@ def test_a_hole_between_blocks_is_no_place_for_a_larger_one() -> None:
         allocator.free(second)
 
 
+def test_smaller_pages_lose_less_in_holes() -> None:
+    for page_mib, needed in ((20, 60), (12, 36)):
+        allocator = Allocator(80 * MIB, segment=page_mib * MIB)
+        blocks = [allocator.allocate(size * MIB) for size in (12, 24, 12)]
+        allocator.free(blocks[1])
+        allocator.make_room(allocator.cap_bytes - needed * MIB)
+        assert allocator.mapped_bytes <= needed * MIB
+
+
 def test_what_is_free_goes_back_to_the_driver_only_at_the_cap() -> None:
     for expandable in (False, True):
         allocator = Allocator(100 * MIB, expandable=expandable)

@@ -9,7 +9,8 @@ then on the program runs unseen, and the notes are made from the pattern: with t
 autograd saves in the order in which it saves it.
 
 A block that Dynamo cannot capture whole, that draws from a generator whose state is no number, or that writes to
-tensors runs as ever.
+tensors runs as ever. Where everything is kept and the data can no longer decide for another path, the tape stops
+watching as the next block begins.
 """
 
 from __future__ import annotations
@@ -42,16 +43,21 @@ log = logging.getLogger("rematch")
 class Blocks:
     """The blocks of one module, for one plan."""
 
-    def __init__(self, modules: list[nn.Module]) -> None:
-        captures: dict[type, _Capture] = {}
-        self._blocks = [_Block(module, captures.setdefault(type(module), _Capture(type(module)))) for module in modules]
+    def __init__(self, modules: list[nn.Module], *, captured: bool = True) -> None:
+        captures: dict[type, _Capture | None] = {}
+        for kind in {type(module) for module in modules}:
+            captures[kind] = _Capture(kind) if captured else None
+        self._blocks = [_Block(module, captures[type(module)]) for module in modules]
         self._lock = threading.Lock()
         self._attention: tuple[bool, ...] | None = None  # kernels that were allowed when the blocks were captured
 
     @staticmethod
-    def of(module: nn.Module) -> Blocks:
-        """The entries of the outermost lists that have modules of their own, if nobody has a hand in their calls."""
-        return Blocks([block for block in _entries_of_lists(module) if _is_untouched(block)])
+    def of(module: nn.Module, *, captured: bool = True) -> Blocks:
+        """The entries of the outermost lists that have modules of their own, if nobody has a hand in their calls.
+
+        Not `captured`, they are only where a tape may stop watching.
+        """
+        return Blocks([block for block in _entries_of_lists(module) if _is_untouched(block)], captured=captured)
 
     @contextmanager
     def watched_by(self, tape: Tape) -> Iterator[None]:
@@ -84,16 +90,17 @@ class Blocks:
 class _Block:
     """One submodule; its `forward` is replaced while a tape runs."""
 
-    def __init__(self, module: nn.Module, capture: _Capture) -> None:
+    def __init__(self, module: nn.Module, capture: _Capture | None) -> None:
         self.module = module
         self.unseen = 0
         self.misled = False  # what was captured is another program than eager's
         self.tape: Tape | None = None
         self._thread = 0
-        self._capture: _Capture | None = capture  # None: it cannot be captured
+        self._capture = capture  # None: it cannot be captured, or need not be
 
     def enter(self, tape: Tape) -> None:
-        if self._capture is not None:
+        only_watches = tape.plan is not None and tape.plan.readings is not None
+        if self._capture is not None or only_watches:
             self.tape, self._thread = tape, threading.get_ident()
             self.module.__dict__["forward"] = self._forward
 
@@ -104,7 +111,12 @@ class _Block:
     @keep_dynamo_out
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         tape, capture = self.tape, self._capture
-        if tape is None or capture is None or threading.get_ident() != self._thread or not _follows(tape):
+        if tape is None or threading.get_ident() != self._thread or not _follows(tape):
+            return type(self.module).forward(self.module, *args, **kwargs)
+        if tape.may_leave:
+            tape.leave()
+            capture = None
+        if capture is None:
             return type(self.module).forward(self.module, *args, **kwargs)
         position = tape.position
         try:

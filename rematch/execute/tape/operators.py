@@ -37,6 +37,7 @@ class Operator:
     of_torch: bool  # custom operators have their writes counted before they run, others afterwards
     writes: bool  # whether it changes arguments, by its schema or not
     passes_through: bool  # makes no memory, so that plans do not count it: views, reads of values, marks for profilers
+    reads: bool  # returns values of the data to Python
     places: tuple[int, ...]  # of arguments that may be or contain tensors
     written: int | None  # the place of the one argument that it changes, if that is positional,
     written_name: str | None  # or its name
@@ -76,7 +77,7 @@ def operator_of(call: Any) -> Operator:
 
 def _opaque(call: Any) -> Operator:
     return Operator(
-        call, call, False, False, False, False, False, (), None, None, (), False, False, False, None, None, True
+        call, call, False, False, False, False, False, False, (), None, None, (), False, False, False, None, None, True
     )
 
 
@@ -105,6 +106,7 @@ def _describe(call: OpOverload) -> Operator:
         passes_through=(
             is_view or call in PASS_THROUGH or call.namespace == "profiler" or not (makes_tensors or written)
         ),
+        reads=bool(returned) and not makes_tensors and call.namespace != "profiler",
         places=tuple(place for place in places if not arguments[place].kwarg_only),
         written=written[0] if single and not keyword else None,
         written_name=arguments[written[0]].name if keyword else None,

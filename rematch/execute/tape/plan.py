@@ -54,6 +54,9 @@ class TapePlan:
 
     `moved` are contents in `dropped` that are copied to host memory when autograd saves them, whether their calls are
     noted or not. They stay on the device until a call comes that `leaving` names: before it the tape lets go of them.
+
+    Where everything is kept, a tape only watches for another path. `readings` are then the values that forward reads:
+    once all of them have come and are the same again, no data can lead to another path, and nobody need watch.
     """
 
     calls: tuple[Any, ...]
@@ -65,6 +68,7 @@ class TapePlan:
     rewritten: frozenset[int] = frozenset()
     moved: frozenset[ContentKey] = frozenset()
     leaving: Mapping[int, tuple[ContentKey, ...]] = field(default_factory=dict)  # `len(calls)`: as forward ends
+    readings: tuple[str, ...] | None = None
 
     @cached_property
     def steps(self) -> tuple[Step, ...]:

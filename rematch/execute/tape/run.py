@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -41,8 +41,13 @@ def run(
         return forward(*args, **kwargs)
     tape = Tape(plan, budget, host)
     try:
-        captured = nullcontext() if blocks is None else blocks.watched_by(tape)
-        with _no_collections(), captured, tape, transforms_allowed(), saved_tensors_hooks(tape.pack, unpack):
+        with tape.watching:
+            tape.watching.enter_context(_no_collections())
+            if blocks is not None:
+                tape.watching.enter_context(blocks.watched_by(tape))
+            tape.watching.enter_context(tape)
+            tape.watching.enter_context(transforms_allowed())
+            tape.watching.enter_context(saved_tensors_hooks(tape.pack, unpack))
             returned = forward(*args, **kwargs)
     finally:
         parting = tape.finish()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -74,6 +75,9 @@ class Tape(TorchDispatchMode):
         self.dropped: frozenset[ContentKey] | None = None if plan is None else plan.dropped  # None: what has a note
         self.dropped_later: frozenset[ContentKey] = frozenset() if plan is None else plan.dropped_later
         self.position = 0
+        self.watching = ExitStack()  # what is undone as the tape stops watching: at the end of forward, or before
+        self.has_left = False
+        self.readings: list[str] = []  # values that Python has read so far
         self.parting: int | None = None
         self.later: list[Any] = []  # calls after the plan
         self.budget = budget
@@ -125,7 +129,10 @@ class Tape(TorchDispatchMode):
         operator = operator_of(func)
         kwargs = kwargs or {}
         if operator.passes_through:
-            return operator.run(*args, **kwargs)
+            returned = operator.run(*args, **kwargs)
+            if operator.reads:
+                self.readings.append(repr(returned))
+            return returned
         if self.parting is None:
             self._leave_plan()
         self.position = position + 1
@@ -439,9 +446,22 @@ class Tape(TorchDispatchMode):
 
     # The end of forward.
 
+    @property
+    def may_leave(self) -> bool:
+        """Whether forward keeps to the plan from here on, and the plan has nothing for the tape to do."""
+        expected = None if self.plan is None else self.plan.readings
+        return expected is not None and self.parting is None and tuple(self.readings) == expected
+
+    def leave(self) -> None:
+        """Watch no longer; whoever calls it has seen to it that nobody else does since the tape does."""
+        self.has_left = True
+        self.watching.close()
+
     def finish(self) -> Parting | None:
         """Where forward left the plan, if it did."""
         self.storages.clear()
+        if self.has_left:
+            return None
         if self.plan is not None:
             for leaving in self.plan.leaving.values():
                 self.let_go(leaving)
