@@ -1,59 +1,39 @@
 """On a CUDA card: host memory as a third choice, beside recomputation alone and what trainers offload.
 
-    python benchmarks/gpu_host.py [--only REGEX] [--points 50,35,25,least] [--chunks 32] [--limit 60] [--rounds 10]
+    python benchmarks/gpu_host.py [--only REGEX] [--points 50,35,25,least] [--chunks 32] [--limit 60] [--jobs 8]
 
-Llama 1B, GPT-2 medium and ViT-L as in `gpu.py` and `gpu_more.py`. Peers: block checkpointing; PyTorch's `save_on_cpu`
-with pinned memory; saved tensors offloaded on streams, as trainers do it (`gpu_streams.py`); and block checkpointing
-with the blocks' inputs offloaded on streams. rematch at percentages of eager's peak, at each peer's own peak ("block",
+Llama 1B, GPT-2 medium and ViT-L as in `gpu_settings.py`. Peers: block checkpointing; PyTorch's `save_on_cpu` with
+pinned memory; saved tensors offloaded on streams, as trainers do it (`gpu_streams.py`); and block checkpointing with
+the blocks' inputs offloaded on streams. rematch at percentages of eager's peak, at each peer's own peak ("block",
 "save_on_cpu", "streams", "inputs") and at the least budget that its refusal names: by recomputation alone, and with
-host memory (`offload=True`); for language models both again with the head and the loss in slices. Rows are kept as JSON
-as they come, and a run that was stopped goes on where it was; the chart and the table come last. `--tiny` has small
-models for any machine.
+host memory (`offload=True`); for language models both again with the head and the loss in slices. Every row is a
+process of its own, and measures alone (`crew.py`), as in `gpu.py`. `--tiny` has small models for any machine.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
+import crew
 import torch
-from gpu import (
-    DEVICE,
-    PEERS,
-    Row,
-    Setting,
-    attempted,
-    chart,
-    checkpointed,
-    conditions,
-    gpt2,
-    line,
-    llama,
-    measured,
-    ours,
-    tidy,
-    vit,
-    wrapped,
-)
+from crew import Benchmark, Task
+from gpu import Row, budgeted, by_peer, chart, eagerly, line, ours
+from gpu_settings import DEVICE, EAGER, PEERS, Setting, by_name, checkpointed, gpt2, llama, vit, wrapped
 from gpu_streams import StreamedSaves
 from torch import nn
 
-from rematch.files import write_text
 from rematch.trial import Trial
 
-# Joins those of `gpu.py`, so that points may name them.
+# Joins those of `gpu_settings.py`, so that points may name them.
 PEERS |= {
     "save_on_cpu": "save_on_cpu, pinned",
     "streams": "saved tensors offloaded on streams",
     "inputs": "block checkpoint, inputs offloaded on streams",
 }
-OURS = ("block", "save_on_cpu", "streams", "inputs")
+HOST_PEERS = ("block", "save_on_cpu", "streams", "inputs")
 
 
 def host_settings(tiny: bool) -> Iterator[Setting]:
@@ -66,7 +46,7 @@ def host_settings(tiny: bool) -> Iterator[Setting]:
 @contextmanager
 def host_peer(name: str, setting: Setting, model: nn.Module) -> Iterator[Trial]:
     """A way to train with less device memory that is not ours."""
-    trial = Trial(model, setting.loss, setting.context)
+    trial = setting.trial(model)
     blocks = setting.blocks(model)
     if name == "save_on_cpu":
         with torch.autograd.graph.save_on_cpu(pin_memory=DEVICE.type == "cuda"):
@@ -91,71 +71,32 @@ def ways(setting: Setting, chunks: int) -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"rematch, host memory, {chunks} slices", {"offload": True, "chunk_loss": chunks}
 
 
-def run(setting: Setting, arguments: argparse.Namespace, rows: list[Row], keep: Callable[[], None]) -> None:
-    """Fill in the rows that this model has not yet."""
+def work(task: Task, arguments: argparse.Namespace) -> Row:
+    setting = by_name(host_settings(arguments.tiny), task.model)
+    if task.method == EAGER:
+        return eagerly(task, setting, arguments.rounds)
+    if task.method in PEERS.values():
+        return by_peer(task, setting, arguments.rounds, host_peer)
+    options = dict(ways(setting, arguments.chunks))[task.method]
+    return ours(task, setting, arguments.limit, arguments.rounds, **options)
 
-    def known() -> list[Row]:
-        return [row for row in rows if row.model == setting.name]
 
-    def work() -> Iterator[tuple[str, str, Callable[[], Row]]]:
-        """Every row: method, point and what measures it."""
-        eager = Trial(model, setting.loss, setting.context)
-        yield "eager", "", lambda: measured(setting, "eager", eager, eager, sample, arguments.rounds)
-        for name in OURS:
-
-            def by_peer(name: str = name) -> Row:
-                plain = measured(setting, "eager", eager, eager, sample, 2)
-                with host_peer(name, setting, model) as trial:
-                    # Hooks and wrapped blocks would change eager's steps too, so it was timed before.
-                    row = measured(setting, PEERS[name], trial, trial, sample, arguments.rounds)
-                extra = (row.step_ms / plain.step_ms - 1.0) * 100.0
-                return Row(**{**asdict(row), "eager_ms": plain.step_ms, "measured_pct": extra})
-
-            yield PEERS[name], "", by_peer
-        for method, options in ways(setting, arguments.chunks):
-            for point in arguments.points.split(","):
-
-                def by_us(method: str = method, options: dict[str, Any] = options, point: str = point) -> Row:
-                    limits = arguments.limit, arguments.rounds
-                    return ours(setting, model, sample, point, known(), *limits, method=method, **options)
-
-                yield method, point, by_us
-
-    done = {(row.method, row.point) for row in known()}
-    torch.manual_seed(0)
-    with torch.device(DEVICE):
-        model = setting.build().to(DEVICE).train()
-    sample = setting.sample()
-    for method, point, measure in work():
-        if (method, point) not in done:
-            rows.append(attempted(setting.name, method, point, measure))
-            keep()
-            print(line(rows[-1]), flush=True)
-            tidy()
+def tasks_of(found: list[Setting], points: str, chunks: int) -> Iterator[Task]:
+    """Eager and the peers, then point by point."""
+    for method in (EAGER, *(PEERS[name] for name in HOST_PEERS)):
+        yield from (Task(setting.name, method) for setting in found)
+    for point in filter(None, points.split(",")):
+        for setting in found:
+            yield from (Task(setting.name, method, point) for method, _ in ways(setting, chunks))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tiny", action="store_true", help="small models, to try this script")
-    parser.add_argument("--only", default="", help="regular expression on the model's name")
-    parser.add_argument("--points", default=",".join(("50", "35", "25", "least", *OURS)))
+    parser = crew.options(__doc__, limit=60.0, rounds=10)
+    parser.add_argument("--points", default=",".join(("50", "35", "25", "least", *HOST_PEERS)))
     parser.add_argument("--chunks", type=int, default=32, help="slices of the tokens for the head and the loss")
-    parser.add_argument("--limit", type=float, default=60.0, help="seconds to solve for each budget")
-    parser.add_argument("--rounds", type=int, default=10, help="steps to time of each kind")
-    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args()
-    arguments.results.mkdir(parents=True, exist_ok=True)
-    path = arguments.results / "gpu-host.json"
-    torch.set_float32_matmul_precision("high")
-    rows = [Row(**row) for row in json.loads(path.read_text(encoding="utf-8"))["rows"]] if path.exists() else []
-
-    def keep() -> None:
-        write_text(path, json.dumps({**conditions(arguments), "rows": [asdict(row) for row in rows]}, indent=1))
-
-    for setting in host_settings(arguments.tiny):
-        if re.search(arguments.only, setting.name):
-            run(setting, arguments, rows, keep)
-            tidy()
+    tasks = [*tasks_of([*host_settings(arguments.tiny)], arguments.points, arguments.chunks)]
+    rows = crew.run(Benchmark("gpu-host", Row, tasks, work, line, budgeted), arguments)
     chart(rows, arguments.results / "gpu-host.png", logarithmic=True)  # some peers take seven times as long
     print("\n".join(map(line, rows)))
 

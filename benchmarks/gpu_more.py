@@ -1,4 +1,4 @@
-"""More models for the card, beside the four of `gpu.py`: one budget each.
+"""More models for the card, beside the four of `gpu_settings.py`: one budget each.
 
 `more_settings(tiny=False)`: GPT-2 medium and BERT-large (transformers, bf16 autocast), a U-Net as diffusion models have
 them (convolutions, group norms, a time and attention at the lowest resolution), and Llama 1B of whose weights only
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from gpu import Setting, bf16, gpt2, images, llama, tokens
+from gpu_settings import Setting, bf16, gpt2, images, llama, tokens
 from torch import nn
 
 

@@ -1,13 +1,13 @@
 """The largest batch that trains on a card of 16 or 24 GB: plainly, with block checkpointing, and with rematch.
 
-    python benchmarks/gpu_rescue.py [--only REGEX] [--limit 10] [--rounds 5]
+    python benchmarks/gpu_rescue.py [--only REGEX] [--limit 10] [--rounds 5] [--jobs 6]
 
 U-Net, MobileNetV2, VGG19, ViT-L/16 and GPT-2 medium on a card capped at 16 GB, Llama 1B at 24 GB, where the allocator
 of a larger card is capped (`torch.cuda.set_per_process_memory_fraction`). For plain training and block checkpointing
 the largest batch is found by trying; for rematch `rematch.max_batch` says it, without training, for at most one more
-forward pass. Then three steps train under the cap, and a tenth less of the batch is tried as long as they do not. Rows
-are kept as they come, and a run that was stopped goes on where it was. `--tiny` has small models for any machine, where
-a batch trains if its measured peak is below the cap.
+forward pass. Then three steps train under the cap, and a tenth less of the batch is tried as long as they do not. Every
+row is a process of its own; several try batches at once, and steps are timed alone (`crew.py`). `--tiny` has small
+models for any machine, where a batch trains if its measured peak is below the cap.
 
 Beside it, what Checkmate's figure 6 says (V100 with 16 GB; Jain et al. 2020): its schedules train batches up to 5.1
 times as large as keeping everything does.
@@ -16,27 +16,38 @@ times as large as keeping everything does.
 from __future__ import annotations
 
 import argparse
-import json
-import re
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
+import crew
 import torch
-from gpu import DEVICE, Setting, conditions, first_class, gpt2, images, llama, peer, tidy, vit, within
+from crew import Benchmark, Task, alone
 from gpu_more import denoiser
+from gpu_settings import (
+    DEVICE,
+    Setting,
+    capped,
+    first_class,
+    gpt2,
+    images,
+    llama,
+    peer,
+    require_room,
+    tidy,
+    vit,
+    within,
+)
 from torch import nn
 
 import rematch
-from rematch.files import write_text
 from rematch.report.text import table
 from rematch.trial import Trial
 
-METHODS = ("plain", "block checkpoint", "rematch")
+PLAIN, BLOCKS, OURS = METHODS = ("plain", "block checkpoint", "rematch")
 _CONTEXT_BYTES = 600 << 20  # what CUDA itself takes of a card, which the cap does not count
 
 
@@ -50,18 +61,15 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(crew.Row):
     """The largest batch of one model by one method."""
 
-    model: str
-    cap_gb: float
-    method: str
+    cap_gb: float = 0.0
     batch: int = 0
     step_ms: float = 0.0
     samples_per_second: float = 0.0
     peak_mib: float = 0.0
     foreseen: int | None = None  # by rematch.max_batch, before anything was trained
-    failure: str | None = None
 
 
 def vgg(batch: int) -> Setting:
@@ -98,21 +106,6 @@ def cases(tiny: bool) -> Iterator[Case]:
     yield Case("Llama 1B, 2048 tokens", large, lambda batch: llama(batch=batch))
 
 
-@contextmanager
-def capped(cap_bytes: int) -> Iterator[None]:
-    """The card as if it were so small; elsewhere as it is."""
-    if DEVICE.type != "cuda":
-        yield
-        return
-    tidy()
-    total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction((cap_bytes - _CONTEXT_BYTES) / total)
-    try:
-        yield
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
-
-
 def usable_bytes(case: Case) -> int:
     return case.cap_bytes - (_CONTEXT_BYTES if DEVICE.type == "cuda" else 0)
 
@@ -124,6 +117,7 @@ def trains(trial: Trial, sample: Any, case: Case) -> bool:
             trial.step(sample)
         return DEVICE.type == "cuda" or trial.peak_bytes(sample) <= case.cap_bytes
     except torch.cuda.OutOfMemoryError:
+        require_room()
         return False
     finally:
         trial.model.zero_grad(set_to_none=True)
@@ -142,16 +136,27 @@ def largest(fits: Callable[[int], bool]) -> int:
 
 
 def timed(case: Case, method: str, trial: Trial, batch: int, sample: Any, rounds: int, foreseen: int | None) -> Row:
-    seconds = statistics.median(trial.timed_step(sample)[1] for _ in range(rounds))
-    peak = trial.peak_bytes(sample) / 2**20
-    return Row(case.name, case.cap_bytes / 1e9, method, batch, seconds * 1e3, batch / seconds, peak, foreseen)
+    with alone():
+        trial.timed_step(sample)
+        seconds = statistics.median(trial.timed_step(sample)[1] for _ in range(rounds))
+        peak_mib = trial.peak_bytes(sample) / 2**20
+    return Row(
+        model=case.name,
+        method=method,
+        cap_gb=case.cap_bytes / 1e9,
+        batch=batch,
+        step_ms=seconds * 1e3,
+        samples_per_second=batch / seconds,
+        peak_mib=peak_mib,
+        foreseen=foreseen,
+    )
 
 
 def of_peer(case: Case, model: nn.Module, method: str, rounds: int) -> Row:
     @contextmanager
     def trial_of(setting: Setting) -> Iterator[Trial]:
-        if method == "plain":
-            yield Trial(model, setting.loss, setting.context)
+        if method == PLAIN:
+            yield setting.trial(model)
         else:
             with peer("block", setting, model) as trial:
                 yield trial
@@ -161,10 +166,10 @@ def of_peer(case: Case, model: nn.Module, method: str, rounds: int) -> Row:
         with trial_of(setting) as trial:
             return trains(trial, setting.sample(), case)
 
-    with capped(case.cap_bytes):
+    with capped(usable_bytes(case)):
         batch = largest(fits)
         if not batch:
-            return Row(case.name, case.cap_bytes / 1e9, method, failure="not even one sample trains")
+            raise RuntimeError("not even one sample trains")
         setting = case.of_batch(batch)
         with trial_of(setting) as trial:
             return timed(case, method, trial, batch, setting.sample(), rounds, None)
@@ -183,49 +188,37 @@ def of_rematch(case: Case, model: nn.Module, limit: float, rounds: int) -> Row:
     while batch:
         setting = case.of_batch(batch)
         sample = setting.sample()
-        with capped(case.cap_bytes):
+        with capped(budget):
             inside, needed = within(setting, model, sample, budget, limit)
-            trial = Trial(inside, setting.loss, setting.context)
+            trial = setting.trial(inside)
             if needed <= budget and trains(trial, sample, case):
-                return timed(case, "rematch", trial, batch, sample, rounds, answer.batch)
+                return timed(case, OURS, trial, batch, sample, rounds, answer.batch)
         batch = batch * 9 // 10
-    return Row(case.name, case.cap_bytes / 1e9, "rematch", foreseen=answer.batch, failure="no batch trains")
+    raise RuntimeError(f"no batch trains; rematch.max_batch said {answer.batch}")
+
+
+def work(task: Task, arguments: argparse.Namespace) -> Row:
+    case = next(case for case in cases(arguments.tiny) if case.name == task.model)
+    model, _ = case.of_batch(1).made()
+    if task.method == OURS:
+        return of_rematch(case, model, arguments.limit, arguments.rounds)
+    return of_peer(case, model, task.method, arguments.rounds)
+
+
+def line(row: Row) -> str:
+    if row.failure is not None:
+        return f"{row.model:30} {row.method:20} {row.failure}"
+    foreseen = "" if row.foreseen is None else f", {row.foreseen:,} foreseen"
+    return (
+        f"{row.model:30} {row.method:20} {row.batch:6,} samples on {row.cap_gb:g} GB{foreseen}, {row.step_ms:.1f} ms, "
+        f"{row.samples_per_second:.1f} samples/s @ {row.peak_mib:.0f} MiB"
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tiny", action="store_true", help="small models, to try this script")
-    parser.add_argument("--only", default="", help="regular expression on the model's name")
-    parser.add_argument("--limit", type=float, default=10.0, help="seconds to solve for each batch")
-    parser.add_argument("--rounds", type=int, default=5, help="steps to time")
-    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
-    arguments = parser.parse_args()
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    arguments.results.mkdir(parents=True, exist_ok=True)
-    path = arguments.results / "gpu-rescue.json"
-    rows = [Row(**row) for row in json.loads(path.read_text(encoding="utf-8"))["rows"]] if path.exists() else []
-    for case in cases(arguments.tiny):
-        missing = [method for method in METHODS if (case.name, method) not in {(r.model, r.method) for r in rows}]
-        if not missing or not re.search(arguments.only, case.name):
-            continue
-        torch.manual_seed(0)
-        with torch.device(DEVICE):
-            model = case.of_batch(1).build().to(DEVICE).train()
-        for method in missing:
-            try:
-                if method == "rematch":
-                    row = of_rematch(case, model, arguments.limit, arguments.rounds)
-                else:
-                    row = of_peer(case, model, method, arguments.rounds)
-            except Exception as error:
-                said = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-                row = Row(case.name, case.cap_bytes / 1e9, method, failure=said)
-            rows.append(row)
-            write_text(path, json.dumps({**conditions(arguments), "rows": [asdict(row) for row in rows]}, indent=1))
-            print(row, flush=True)
-            tidy()
-        del model
-        tidy()
+    arguments = crew.options(__doc__, limit=10.0, rounds=5).parse_args()
+    tasks = [Task(case.name, method) for case in cases(arguments.tiny) for method in METHODS]
+    rows = crew.run(Benchmark("gpu-rescue", Row, tasks, work, line), arguments)
     lines = [
         (row.model, row.method, row.failure or f"{row.batch:,}", f"{row.samples_per_second:.1f} samples/s")
         for row in rows

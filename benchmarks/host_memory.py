@@ -24,7 +24,7 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
-import gpu
+import gpu_settings
 import torch
 from torch import nn
 
@@ -64,7 +64,7 @@ def llama() -> Graph:
 
     # It looks at the data, which the meta device has not, for sequences that were packed together.
     masking_utils.find_packed_sequence_indices = lambda position_ids: None
-    setting = gpu.llama()
+    setting = gpu_settings.llama()
     with torch.device("meta"):
         model = setting.build()
     return recorded(model, {name: tensor.to("meta") for name, tensor in setting.sample().items()})

@@ -54,6 +54,7 @@ class CompiledBackend:
         self.inductor_options = dict(inductor_options or {})
         self.state_bytes = 0  # that the user keeps besides parameters: gradients, optimizers
         self.graphs: list[weakref.ref[CompiledGraph]] = []
+        self.ledger = Ledger()
         self.dry = False  # compile, and run nothing
 
     def __call__(self, module: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -69,10 +70,6 @@ class CompiledBackend:
         """The graphs that are still in use."""
         return (graph for reference in self.graphs if (graph := reference()) is not None)
 
-    def saved_by_others(self, graph: CompiledGraph) -> int:
-        """What other graphs have saved and hold now."""
-        return sum(other.holds_bytes for other in self.alive() if other is not graph)
-
 
 class Planned(Exception):
     """Everything is compiled, and nothing was to be run."""
@@ -85,21 +82,20 @@ class CompiledGraph:
         self.backend = backend
         self.planner = GraphPlanner(backend.planner, backend.state_bytes)
         self.device = _device(example_inputs)
-        if not backend.inductor_options.get("triton.cudagraphs"):  # which have memory of their own
+        if not _uses_cuda_graphs(backend.inductor_options):  # which have memory of their own
             use_expandable_segments(self.device)
-        self.holds_bytes = 0  # between forward and backward, as far as that is known
+        self._free = self.planner.free_bytes(self.device)
         self._module: GraphModule | None = module  # as long as it may be compiled again
         self._settled = False  # nothing is measured any more
         self._all_used = False  # every output is to have a gradient, whatever the first steps show
         self._example_inputs = list(example_inputs)
         self._run: Callable[..., Any] | None = None
         self.compilations = 0
-        self._calls = 0  # of this compilation
+        self._steps = 0  # of this compilation
         self._fitting: Around | None = None  # with which the budget was measured to be kept
         self._given_up = False  # what is compiled next is the last
         self._closest: tuple[int, Around] | None = None  # the smallest peak that was measured, and with what
         self._between_bytes = 0  # that other graphs took between forward and backward, where no allocator tells
-        self._meter: StepMeter | None = None
         self._again = False
         self._notebook: Notebook | None = None
         self.history: list[str] = []  # of compilations: what was planned, and what a step took
@@ -108,16 +104,16 @@ class CompiledGraph:
         """Have inductor compile the graph with the corrections there are."""
         assert self._module is not None
         self._again = self._settled = False
-        self._calls = 0
+        self._steps = 0
         self.compilations += 1
-        held_bytes = self.backend.saved_by_others(self)
-        self.planner.lenient = held_bytes > 0
-        if self.device.type != "cuda":
-            self.planner.around = replace(self.planner.around, before_bytes=held_bytes)
+        if self.compilations == 1:
+            held_bytes = self.backend.ledger.held_bytes
+            self.planner.lenient = held_bytes > 0
+            if self.device.type != "cuda":
+                self.planner.around = replace(self.planner.around, before_bytes=held_bytes)
         version = (VERSION, __version__)
         options = repr(sorted(self.backend.inductor_options.items()))
-        planned = (self.planner.identity, self.planner.around.before_bytes)
-        identity = (*version, _device_name(self.device), options, *planned)
+        identity = (*version, _device_name(self.device), options, self.planner.identity, self._free)
         notebook = Notebook(graph_key(self._module, self._example_inputs, identity))
         settled = notebook.settled
         if self.compilations == 1 and settled is not None:
@@ -188,38 +184,74 @@ class CompiledGraph:
 
     def _measured(self, args: tuple[Any, ...]) -> Any:
         assert self._run is not None
-        if self._meter is not None:
-            self._meter.forget()
-        self._calls += 1
-        if self._calls > _MOST_MEASUREMENTS:
+        ledger = self.backend.ledger
+        if not any(call.graph is self and call.pending for call in ledger.calls):
+            self._steps += 1
+        if self._steps > _MOST_MEASUREMENTS:
             self._settle()
         if not torch.is_grad_enabled() or self._settled:
             return self._run(*args)
-        held_bytes = self.backend.saved_by_others(self)
-        # What another graph has computed is among what it holds.
-        own = [given for given in args if not (held_bytes and isinstance(given, torch.Tensor) and not given.is_leaf)]
-        self._meter = StepMeter(self.device, held_bytes, _distinct_bytes(own), self._step_ended)
-        outputs = self._meter.forward(self._run, args)
-        self.holds_bytes = self._meter.saved_bytes
+        meter = StepMeter(self.device, ledger.held_bytes)
+        call = call_of(self, meter, args)
+        meter.argument_bytes = sum(call.leaves.values())
+        meter.on_end = lambda: self._call_ended(call)
+        outputs = meter.forward(self._run, args)
+        ledger.begin(call)
         return outputs
 
-    def _step_ended(self, meter: StepMeter) -> None:
-        self.holds_bytes = 0
-        self._meter = None
-        if meter.peak_bytes is None or self.planner.decision is None or self._again:
+    def _call_ended(self, call: Call) -> None:
+        calls = self.backend.ledger.end(call)
+        graphs = {each.graph for each in calls}
+        if any(each.meter.peak_bytes is None for each in calls):
             return
-        if meter.held_bytes:  # inside another graph, whose plan has to leave room for this one
-            for other in self.backend.alive():
-                if other.holds_bytes:
-                    other._between_bytes = max(other._between_bytes, meter.peak_bytes - meter.held_bytes)
-        if self.device.type == "cuda" and self._calls == 1:
+        if any(graph._again or graph.planner.decision is None for graph in graphs):
+            return
+        if self.device.type == "cuda" and any(graph._steps == 1 for graph in graphs):
             return  # kernels were tuned, which takes memory
-        if meter.held_bytes:
-            self._settle(measured=True)
-        else:
-            self._judge(meter)
+        if len(calls) > 1 and is_percentage(self.planner.settings.budget):
+            # Each graph has its own share. The first one leaves room for the others.
+            first, *inner = calls
+            for each in inner:
+                each.graph._settle(measured=True)
+                taken_bytes = (each.meter.peak_bytes or 0) - first.saved_bytes
+                first.graph._between_bytes = max(first.graph._between_bytes, taken_bytes)
+            calls = [first]
+        if len(calls) > 1:
+            self._judge_together(SharedStep(calls))
+        elif calls:
+            calls[0].graph._judge(calls[0].meter)
 
-    def _judge(self, meter: StepMeter) -> None:
+    def _judge_together(self, step: SharedStep) -> None:
+        """Keep what several calls were compiled to, or have all of them compiled again so that they share the budget."""
+        graphs = list(dict.fromkeys(call.graph for call in step.calls))
+        asked_bytes = min(graph.planner.asked_bytes or 0 for graph in graphs)
+        peak_bytes = step.peak_bytes()
+        compilations = max(graph.compilations for graph in graphs)
+        for graph in graphs:
+            graph.history.append(
+                f"measured {format_bytes(peak_bytes)} of {format_bytes(asked_bytes)} in {len(step.calls)} calls of "
+                f"{len(graphs)} graphs"
+            )
+        planned = any(graph.planner.decision and not graph.planner.decision.by_torch for graph in graphs)
+        if peak_bytes <= asked_bytes:
+            wasted = planned and asked_bytes - peak_bytes > _SLACK * asked_bytes
+            if not wasted or compilations > 1:
+                for graph in graphs:
+                    graph._settle(measured=True)
+                return
+        margin_bytes = int(_MARGIN * asked_bytes)
+        if compilations > 1:
+            margin_bytes += max(0, peak_bytes - asked_bytes)
+        fitting = peak_bytes <= asked_bytes
+        corrected = step.corrected(peak_bytes + margin_bytes - asked_bytes)
+        given_up = not fitting and compilations >= _MOST_COMPILATIONS
+        for graph in graphs:
+            around = corrected[graph]
+            if given_up and graph._closest is not None and graph._closest[0] < peak_bytes:
+                peak_bytes = min(peak_bytes, graph._closest[0])
+            graph._correct(around, peak_bytes, fits=fitting)
+
+        def _judge(self, meter: StepMeter) -> None:
         """Keep this compilation, or correct the plan by what was measured and compile again."""
         planner, asked_bytes = self.planner, self.planner.asked_bytes
         assert planner.decision is not None and asked_bytes is not None and meter.peak_bytes is not None

@@ -10,6 +10,7 @@ node, so neither compiled code nor a cache of it is touched. Someone else's prof
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,7 +20,12 @@ from torch.utils import _pytree as pytree
 from rematch.capture.memory import PeakMemory
 
 _BACKWARD_NODE = "CompiledFunctionBackward"
+_ALIVE = "rematch"  # in the metadata of that node
 _autograd: Any = torch.autograd
+
+
+class _Alive:
+    """Lives as long as a node of autograd's graph."""
 
 
 class StepMeter:
@@ -35,12 +41,30 @@ class StepMeter:
         self.unused: tuple[int, ...] = ()  # places of results that backward had no gradient for
         self.unused_bytes = 0
         self.between_bytes = 0  # taken between forward and backward beside tangents, as far as an allocator tells
+        self.tangent_bytes = 0
+        self.returned_bytes = 0  # of what forward saves, the results that the user has
         self._around_bytes = held_bytes + argument_bytes
         self._on_end = on_end
         self.forward_peak_bytes = 0
         self._backward: PeakMemory | None = None
         self._handles: list[Any] = []
         self._results: list[tuple[int, int, int]] = []  # place, place among the node's results, bytes
+        self._alive: weakref.ref[_Alive] | None = None  # until nobody can call backward any more
+
+    @property
+    def pending(self) -> bool:
+        """Whether backward can still come: its node in autograd's graph is there."""
+        return self._alive is not None and self._alive() is not None
+
+    @property
+    def around_bytes(self) -> int:
+        """What was there before forward, and is there still."""
+        return self._around_bytes
+
+    @property
+    def own_peak_bytes(self) -> int:
+        """What the call itself takes at its peak, its tangents included."""
+        return (self.peak_bytes or 0) - self._around_bytes
 
     @property
     def at_loss_bytes(self) -> int:
@@ -65,6 +89,9 @@ class StepMeter:
                 for place, result in enumerate(outputs)
                 if isinstance(result, torch.Tensor) and result.grad_fn is node
             ]
+            self.returned_bytes = sum(size for _, _, size in self._results)
+            node.metadata[_ALIVE] = alive = _Alive()
+            self._alive = weakref.ref(alive)
             self._handles = [node.register_prehook(self._starts), node.register_hook(self._ends)]
         return outputs
 
@@ -78,12 +105,11 @@ class StepMeter:
         given = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in _tensors(tangents)}
         unused = [(place, size) for place, number, size in self._results if tangents[number] is None]
         self.unused, self.unused_bytes = tuple(place for place, _ in unused), sum(size for _, size in unused)
-        tangent_bytes = sum(given.values())
+        self.tangent_bytes = tangent_bytes = sum(given.values())
         if self.device.type == "cuda":
             peak_bytes = torch.cuda.max_memory_allocated(self.device)
             self.between_bytes = max(0, peak_bytes - self.at_loss_bytes - tangent_bytes)
         elif not _autograd._profiler_enabled():
-            self._around_bytes += tangent_bytes
             self._backward = PeakMemory(self.device)
             self._backward.start()
 
@@ -95,7 +121,7 @@ class StepMeter:
             self.peak_bytes = max(self.forward_peak_bytes, torch.cuda.max_memory_allocated(self.device))
         elif self._backward is not None:
             self._backward.stop()
-            in_backward = self.saved_bytes + self._backward.peak_bytes
+            in_backward = self.saved_bytes + self.tangent_bytes + self._backward.peak_bytes
             self.peak_bytes = self._around_bytes + max(self.forward_peak_bytes, in_backward)
         self._on_end(self)
 
