@@ -67,8 +67,8 @@ def plan_of_rank_0(runner: Runner) -> Iterator[None]:
             yield
         finally:
             runner.plan_cache = cache
-            unused = [plan for plan in plans if plan.graph is None]
-            runner.planner.plans = [plan for plan in runner.planner.plans if plan not in unused]
+            unused = {id(plan) for plan in plans if plan.graph is None}
+            runner.planner.plans = [plan for plan in runner.planner.plans if id(plan) not in unused]
 
 
 def in_a_group() -> bool:

@@ -51,9 +51,14 @@ def parse_budget(budget: str | float, baseline_peak_bytes: int) -> int:
 
 def parse_size(size: str | float) -> int:
     """Return an amount of memory in whole bytes, written as a budget that is not a share."""
-    if str(size).strip().endswith("%"):
+    if is_share(size):
         raise BudgetError(f'{size!r} is a share, and there is nothing to take it of; write it like "8GiB"')
     return parse_budget(size, baseline_peak_bytes=0)
+
+
+def is_share(budget: str | float) -> bool:
+    """Whether a budget is a percentage."""
+    return str(budget).strip().endswith("%")
 
 
 def _text_of(budget: str | float) -> str:

@@ -9,6 +9,7 @@ anything is compiled. What measuring finds beyond it corrects the next compilati
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable
 from contextlib import suppress
@@ -28,8 +29,8 @@ from rematch.graph import Graph, Schedule, baseline, simulate
 from rematch.planning.budget import parse_budget
 from rematch.planning.joint import profiling
 from rematch.planning.plan import Plan
-from rematch.planning.planner import Planner
-from rematch.planning.settings import ASSUMED_LOSS, COMPILED
+from rematch.planning.planner import Planner, available_bytes
+from rematch.planning.settings import ASSUMED_LOSS, AUTO, COMPILED
 from rematch.report.progress import measuring_progress
 from rematch.solvers.base import Problem, Solution, Status
 from rematch.units import format_bytes
@@ -39,6 +40,7 @@ _NEAR = 2.0  # times the budget: a plan that is predicted to take no more is tri
 _SHARES = (0.5, 0.25, 0.25)  # of the time to solve, for the first plan and those that follow what inductor makes of it
 _SLACK = 0.02  # of the budget: with more than this left over, another plan could be faster
 _UNSURE = 0.25  # of the budget: predictions of torch's own partition that are as close are checked
+_FREE_STEP = 2**28  # bytes, less than what budget="auto" leaves unused
 OWN = "torch.compile's own partition"
 Halves = tuple[GraphModule, GraphModule]
 Cut = Callable[[FusedCapture, Schedule], Halves]
@@ -102,7 +104,8 @@ class OtherGraph(ScheduleError):
 class GraphPlanner:
     """Plans one graph of a model; `planner` keeps the plans of all of them.
 
-    It is `lenient` if other graphs hold memory that they could do without: what does not fit runs as torch cuts it.
+    It is `lenient` if other graphs hold memory that they could do without: what does not fit runs as torch cuts it, or
+    takes the least it can once it `shares` the budget with them.
     """
 
     def __init__(self, planner: Planner, state_bytes: int = 0) -> None:
@@ -113,6 +116,7 @@ class GraphPlanner:
         self.asked_bytes: int | None = None  # the user's budget, once a graph says what a percentage is of
         self.around = Around()
         self.lenient = False
+        self.shares = False
         self.decision: Decision | None = None
         self._least_tried = False  # the plan of the smallest peak, after another one took more than was predicted
         self._beyond_bytes = 0  # that inductor takes beyond what a plan predicts, as far as it was seen
@@ -124,8 +128,15 @@ class GraphPlanner:
         s = self.settings
         solver = s.solver if isinstance(s.solver, str) else repr(s.solver)
         options = tuple(sorted((name, repr(value)) for name, value in s.options.items()))
-        required = None if self.planner.required is None else hash(self.planner.required.schedule)
-        return (str(s.budget), solver, options, s.pins, s.time_limit, self.state_bytes, s.reserve_bytes, required)
+        required = self.planner.required
+        schedule = None if required is None else hashlib.sha256(required.schedule.steps.tobytes()).hexdigest()
+        return (str(s.budget), solver, options, s.pins, s.time_limit, self.state_bytes, s.reserve_bytes, schedule)
+
+    def free_share(self, device: torch.device) -> int | None:
+        """For budget="auto", what is free on the device, in steps: a partition for more must not come out of a cache."""
+        if self.settings.budget != AUTO:
+            return None
+        return available_bytes(device, self.settings.device) // _FREE_STEP
 
     def decide(
         self, joint: GraphModule, own: Halves, cut: Cut, *, forward_outputs: int, static: frozenset[int]
@@ -149,7 +160,7 @@ class GraphPlanner:
         capture = replace(capture, graph=graph)
         usable_bytes = planner.budget_bytes(graph, device)
         if self.asked_bytes is None:
-            auto = self.settings.budget == "auto"
+            auto = self.settings.budget == AUTO
             self.asked_bytes = usable_bytes if auto else parse_budget(self.settings.budget, planner.whole_bytes or 0)
         target_bytes = usable_bytes - self.around.correction_bytes
         loss_bytes = loss.workspace_bytes + loss.retained_bytes
@@ -245,13 +256,13 @@ class GraphPlanner:
         budget = max(1, self.asked_bytes - self.around.correction_bytes - self._beyond_bytes)
         limit = share * self.settings.time_limit
         planner = Planner(replace(self.settings, budget=budget, time_limit=limit))
-        if self.decision is not None and self.decision.capture is None:  # inductor has forgotten what we remember
-            planner.plans.append(self.decision.plan)
+        # Those of an earlier start, where inductor has forgotten what we remember, or of rank 0.
+        planner.plans += [known for known in self.planner.plans if known.graph is None]
         notes = (*job.capture.notes, *self._notes())
         try:
             return planner.plan(graph, device, engine=COMPILED, notes=notes, placed=False)
         except BudgetInfeasible as refusal:
-            if again:
+            if again or self.shares:
                 return planner.least_memory_plan(graph, device, engine=COMPILED, notes=notes)
             if self.lenient:
                 return None
@@ -285,6 +296,15 @@ class GraphPlanner:
             around = replace(around, between_bytes=between_bytes)
             predicted_bytes = self._predicted_bytes(self.decision, self.decision.capture, between_bytes)
         return replace(around, correction_bytes=peak_bytes - predicted_bytes + margin_bytes)
+
+    def missed_bytes(self, saved_bytes: int) -> int:
+        """By how much forward saves more than was predicted, if it saves so much."""
+        decision = self.decision
+        if decision is None or decision.capture is None or decision.peaks is None:
+            return max(0, self.around.correction_bytes)
+        graph = decision.capture.graph
+        predicted_bytes = decision.peaks.at_loss_bytes - graph.resident_bytes - decision.capture.tangent_bytes
+        return max(0, saved_bytes - predicted_bytes)
 
     def _predicted_bytes(self, decision: Decision, capture: FusedCapture, between_bytes: int) -> int:
         """The peak that would have been predicted, had one known what is taken outside of the graph."""

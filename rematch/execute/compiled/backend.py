@@ -12,26 +12,26 @@ from __future__ import annotations
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch._guards import TracingContext, detect_fake_mode, tracing
-from torch._inductor import list_mode_options, list_options
+from torch._inductor import config as inductor_config, list_mode_options, list_options
 from torch.fx import GraphModule
-from torch.utils import _pytree as pytree
 
 from rematch import __version__
 from rematch.capture.inductor.copies import copy_module
 from rematch.capture.memory import use_expandable_segments
 from rematch.errors import BudgetError, BudgetInfeasible
+from rematch.execute.compiled.ledger import Call, Ledger, SharedStep
 from rematch.execute.compiled.meter import StepMeter
 from rematch.execute.compiled.notebook import Note, Notebook, graph_key
 from rematch.execute.compiled.partitioner import Partitioner
 from rematch.execute.compiled.unused import detach_outputs, watch
-from rematch.planning.budget import parse_budget
+from rematch.planning.budget import is_share, parse_budget
 from rematch.planning.compiled import Around, Decision, GraphPlanner, OtherGraph
 from rematch.planning.planner import Planner
 from rematch.planning.settings import COMPILED, Settings
@@ -84,7 +84,7 @@ class CompiledGraph:
         self.device = _device(example_inputs)
         if not _uses_cuda_graphs(backend.inductor_options):  # which have memory of their own
             use_expandable_segments(self.device)
-        self._free = self.planner.free_bytes(self.device)
+        self._free = self.planner.free_share(self.device)  # when the graph was first seen
         self._module: GraphModule | None = module  # as long as it may be compiled again
         self._settled = False  # nothing is measured any more
         self._all_used = False  # every output is to have a gradient, whatever the first steps show
@@ -185,22 +185,19 @@ class CompiledGraph:
     def _measured(self, args: tuple[Any, ...]) -> Any:
         assert self._run is not None
         ledger = self.backend.ledger
-        if not any(call.graph is self and call.pending for call in ledger.calls):
+        if not any(call.graph is self for call in ledger.pending):
             self._steps += 1
         if self._steps > _MOST_MEASUREMENTS:
             self._settle()
         if not torch.is_grad_enabled() or self._settled:
             return self._run(*args)
-        meter = StepMeter(self.device, ledger.held_bytes)
-        call = call_of(self, meter, args)
-        meter.argument_bytes = sum(call.leaves.values())
-        meter.on_end = lambda: self._call_ended(call)
-        outputs = meter.forward(self._run, args)
+        call = Call(self, args, ledger.held_bytes, self._call_ended)
+        outputs = call.meter.forward(self._run, args)
         ledger.begin(call)
         return outputs
 
-    def _call_ended(self, call: Call) -> None:
-        calls = self.backend.ledger.end(call)
+    def _call_ended(self, _: Call) -> None:
+        calls = self.backend.ledger.complete()
         graphs = {each.graph for each in calls}
         if any(each.meter.peak_bytes is None for each in calls):
             return
@@ -208,7 +205,7 @@ class CompiledGraph:
             return
         if self.device.type == "cuda" and any(graph._steps == 1 for graph in graphs):
             return  # kernels were tuned, which takes memory
-        if len(calls) > 1 and is_percentage(self.planner.settings.budget):
+        if len(calls) > 1 and is_share(self.planner.settings.budget):
             # Each graph has its own share. The first one leaves room for the others.
             first, *inner = calls
             for each in inner:
@@ -225,41 +222,40 @@ class CompiledGraph:
         """Keep what several calls were compiled to, or have all of them compiled again so that they share the budget."""
         graphs = list(dict.fromkeys(call.graph for call in step.calls))
         asked_bytes = min(graph.planner.asked_bytes or 0 for graph in graphs)
-        peak_bytes = step.peak_bytes()
+        peak_bytes = step.peak_bytes
         compilations = max(graph.compilations for graph in graphs)
         for graph in graphs:
             graph.history.append(
                 f"measured {format_bytes(peak_bytes)} of {format_bytes(asked_bytes)} in {len(step.calls)} calls of "
                 f"{len(graphs)} graphs"
             )
-        planned = any(graph.planner.decision and not graph.planner.decision.by_torch for graph in graphs)
+        margin_bytes = int(_MARGIN * asked_bytes)
+        if peak_bytes > asked_bytes and compilations >= _MOST_COMPILATIONS:
+            closest_bytes = min(graph._back_to_closest(peak_bytes) for graph in graphs)
+            _warn_exceeded(closest_bytes, asked_bytes)
+            return
         if peak_bytes <= asked_bytes:
-            wasted = planned and asked_bytes - peak_bytes > _SLACK * asked_bytes
-            if not wasted or compilations > 1:
+            planned = any(graph.planner.decision and not graph.planner.decision.by_torch for graph in graphs)
+            if not planned or compilations > 1 or asked_bytes - peak_bytes <= _SLACK * asked_bytes:
                 for graph in graphs:
                     graph._settle(measured=True)
                 return
-        margin_bytes = int(_MARGIN * asked_bytes)
-        if compilations > 1:
-            margin_bytes += max(0, peak_bytes - asked_bytes)
-        fitting = peak_bytes <= asked_bytes
-        corrected = step.corrected(peak_bytes + margin_bytes - asked_bytes)
-        given_up = not fitting and compilations >= _MOST_COMPILATIONS
-        for graph in graphs:
-            around = corrected[graph]
-            if given_up and graph._closest is not None and graph._closest[0] < peak_bytes:
-                peak_bytes = min(peak_bytes, graph._closest[0])
-            graph._correct(around, peak_bytes, fits=fitting)
+        elif compilations > 1:
+            margin_bytes += peak_bytes - asked_bytes
+        for graph, around in step.corrected(peak_bytes + margin_bytes - asked_bytes).items():
+            graph.planner.shares = True
+            graph._correct(around, peak_bytes, fits=peak_bytes <= asked_bytes)
 
-        def _judge(self, meter: StepMeter) -> None:
+    def _judge(self, meter: StepMeter) -> None:
         """Keep this compilation, or correct the plan by what was measured and compile again."""
         planner, asked_bytes = self.planner, self.planner.asked_bytes
         assert planner.decision is not None and asked_bytes is not None and meter.peak_bytes is not None
         between_bytes = max(meter.between_bytes, self._between_bytes)
-        peak_bytes = max(meter.peak_bytes, meter.at_loss_bytes + self._between_bytes)
+        at_loss_bytes = meter.at_loss_bytes + meter.tangent_bytes
+        peak_bytes = max(meter.peak_bytes, at_loss_bytes + self._between_bytes)
         self.history.append(
             f"measured {format_bytes(peak_bytes)} of {format_bytes(asked_bytes)}: forward "
-            f"{format_bytes(meter.forward_peak_bytes)}, at the loss {format_bytes(meter.at_loss_bytes)}, "
+            f"{format_bytes(meter.forward_peak_bytes)}, at the loss {format_bytes(at_loss_bytes)}, "
             f"between forward and backward {format_bytes(between_bytes)}"
         )
         margin_bytes = int(_MARGIN * asked_bytes)
@@ -277,30 +273,30 @@ class CompiledGraph:
             if planner.decision.by_torch or not wasted or self.compilations > 1:
                 self._settle(measured=True)
                 return
-            self._fitting = planner.around
         elif self.compilations >= _MOST_COMPILATIONS:
-            self._give_up(peak_bytes, asked_bytes)
+            _warn_exceeded(self._back_to_closest(peak_bytes), asked_bytes)
             return
+        self._correct(around, peak_bytes, fits=peak_bytes <= asked_bytes)
+
+    def _correct(self, around: Around, peak_bytes: int, *, fits: bool) -> None:
+        """Compile again with `around`, or as it was when a step did keep the budget."""
+        if fits:
+            self._fitting = self.planner.around
         elif self._fitting is not None:
             around = self._fitting
         if self._closest is None or peak_bytes < self._closest[0]:
-            self._closest = peak_bytes, planner.around
-        planner.around = around
+            self._closest = peak_bytes, self.planner.around
+        self.planner.around = around
         self._again = True
 
-    def _give_up(self, peak_bytes: int, asked_bytes: int) -> None:
+    def _back_to_closest(self, peak_bytes: int) -> int:
         """The budget is not kept: go on with the compilation that came closest, which inductor's caches have."""
         if self._closest is not None and self._closest[0] < peak_bytes:
             peak_bytes, self.planner.around = self._closest
             self._again = self._given_up = True
         else:
             self._settle(measured=True)
-        warnings.warn(
-            f"a step through torch.compile takes {format_bytes(peak_bytes)}, more than the budget of "
-            f"{format_bytes(asked_bytes)}: after {_MOST_COMPILATIONS} compilations, inductor's order of kernels "
-            "still takes more than was planned. Name a smaller budget",
-            stacklevel=2,
-        )
+        return peak_bytes
 
     def _settle(self, *, measured: bool = False) -> None:
         """Measure no more. What was `measured` is noted for other processes."""
@@ -320,19 +316,21 @@ def rematch_backend(
     `options` are ours (budget, solver, time_limit, reserve) and inductor's (`max_autotune`, `triton.cudagraphs`, ...).
     `mode` stands for several of inductor's: "max-autotune", "reduce-overhead".
     """
-    given = dict(options or {})
-    if "budget" not in given:
+    try:
+        return _backend_for(dict(options or {}), others)(module, example_inputs)
+    except BudgetError as refusal:  # Dynamo would wrap it in an error of its own
+        return _refusing(refusal)
+
+
+def _backend_for(options: dict[str, Any], others: Collection[str] = ()) -> CompiledBackend:
+    """One backend for the same options: the graphs of a model that breaks into several share a budget."""
+    if others:
+        raise BudgetError(f'torch.compile(backend="rematch") takes no {", ".join(others)}; give options instead')
+    if "budget" not in options:
         raise BudgetError(
             'torch.compile(backend="rematch") needs a budget: options={"budget": "8GiB"}; inductor\'s own options go '
             "into the same dict"
         )
-    if others:
-        raise BudgetError(f'torch.compile(backend="rematch") takes no {", ".join(others)}; give options instead')
-    return _backend_for(given)(module, example_inputs)
-
-
-def _backend_for(options: dict[str, Any]) -> CompiledBackend:
-    """One backend for the same options: the graphs of a model that breaks into several share a budget."""
     key = repr(sorted(options.items()))
     if key not in backends:
         ours = {name: options[name] for name in _OURS if name in options}
@@ -352,7 +350,25 @@ def _inductor_options(options: dict[str, Any]) -> dict[str, Any]:
     unknown = [name for name in given if name not in list_options()]
     if unknown:
         raise BudgetError(f"{', '.join(unknown)}: options of neither rematch ({', '.join(_OURS)}) nor inductor")
-    return {**(list_mode_options(mode) if mode is not None else {}), **given}
+    if mode is None:
+        return given
+    try:
+        return {**list_mode_options(mode), **given}
+    except RuntimeError as error:  # names the modes there are
+        raise BudgetError(f"the option mode: {error}") from None
+
+
+def _uses_cuda_graphs(options: dict[str, Any]) -> bool:
+    return bool(options.get("triton.cudagraphs", inductor_config.triton.cudagraphs))
+
+
+def _warn_exceeded(peak_bytes: int, asked_bytes: int) -> None:
+    warnings.warn(
+        f"a step through torch.compile takes {format_bytes(peak_bytes)}, more than the budget of "
+        f"{format_bytes(asked_bytes)}: after {_MOST_COMPILATIONS} compilations, inductor's order of kernels "
+        "still takes more than was planned. Name a smaller budget",
+        stacklevel=2,
+    )
 
 
 def _described(decision: Decision | None) -> str:
@@ -409,7 +425,3 @@ def _device(example_inputs: Sequence[Any]) -> torch.device:
 def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
-
-def _distinct_bytes(args: Sequence[Any]) -> int:
-    storages = [leaf.untyped_storage() for leaf in pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor)]
-    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())

@@ -32,7 +32,7 @@ class StepMeter:
     """Measures one step. `held_bytes` were saved by other graphs before, `argument_bytes` are parameters and inputs."""
 
     def __init__(
-        self, device: torch.device, held_bytes: int, argument_bytes: int, on_end: Callable[[StepMeter], None]
+        self, device: torch.device, held_bytes: int, argument_bytes: int, on_end: Callable[[], None]
     ) -> None:
         self.device = device
         self.held_bytes = held_bytes
@@ -123,7 +123,7 @@ class StepMeter:
             self._backward.stop()
             in_backward = self.saved_bytes + self.tangent_bytes + self._backward.peak_bytes
             self.peak_bytes = self._around_bytes + max(self.forward_peak_bytes, in_backward)
-        self._on_end(self)
+        self._on_end()
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
