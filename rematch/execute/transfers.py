@@ -15,19 +15,21 @@ Four rules keep them from reading what is not there yet, and from writing to wha
 
 An object that dies with a copy under way does what rule 2 or 3 asks, so that exceptions need no care. On a CPU there
 are no streams: copies are done when the call returns.
+
+A step has hundreds of copies, and where the host is what a step waits for, each call that starts one counts: storages
+are copied without tensors around them, and streams are changed without a context.
 """
 
 from __future__ import annotations
 
 import mmap
 import threading
-import weakref
-from collections import deque
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from rematch.units import format_bytes
 
@@ -49,7 +51,6 @@ class HostMemory:
         self._transfers: dict[torch.device, Transfers] = {}
         self._idle: dict[int, list[_Buffer]] = {}
         self._lent: dict[int, _Buffer] = {}  # by address
-        self._returned: deque[int] = deque()  # addresses; may be added to at any moment, in any thread
         self._lock = threading.Lock()
 
     @property
@@ -69,15 +70,17 @@ class HostMemory:
     def lend(self, size_bytes: int, *, pinned: bool) -> tuple[torch.Tensor, _Buffer] | None:
         """A tensor of so many bytes, and its buffer; None where there is no room, and `shortage` says why."""
         with self._lock:
-            self._take_back()
             idle = self._idle.get(size_bytes)
+            if not idle:
+                self._take_back()
+                idle = self._idle.get(size_bytes)
             buffer = idle.pop() if idle else self._new(size_bytes, pinned)
             if buffer is None:
                 return None
+            lent = torch.frombuffer(buffer, dtype=torch.uint8)
+            buffer.shown = StorageWeakRef(lent.untyped_storage())
             self._lent[buffer.address] = buffer
-        memory = np.frombuffer(buffer, dtype=np.uint8, count=size_bytes)
-        weakref.finalize(memory, self._returned.append, buffer.address).atexit = False
-        return torch.from_numpy(memory), buffer
+        return lent, buffer
 
     def has_lent(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor shows one of these buffers."""
@@ -88,8 +91,9 @@ class HostMemory:
         return self._lent[lent.untyped_storage().data_ptr()]
 
     def _take_back(self) -> None:
-        while self._returned:
-            buffer = self._lent.pop(self._returned.popleft())
+        """Find the buffers that no tensor shows any more."""
+        for buffer in [buffer for buffer in self._lent.values() if buffer.shown is None or buffer.shown.expired()]:
+            del self._lent[buffer.address]
             self._idle.setdefault(buffer.size_bytes, []).append(buffer)
 
     def _new(self, size_bytes: int, pinned: bool) -> _Buffer | None:
@@ -126,6 +130,7 @@ class _Buffer(mmap.mmap):
         self.size_bytes = size_bytes
         self.address = np.frombuffer(self, dtype=np.uint8).ctypes.data
         self.copies: list[Any] = []  # events of the last copy out and the last copy in
+        self.shown: StorageWeakRef | None = None  # what it was lent as
         if pinned:
             _check(torch.cuda.cudart().cudaHostRegister(self.address, size_bytes, _PORTABLE))
             self._pinned = True
@@ -158,29 +163,31 @@ class Transfers:
 
     def send(self, tensor: torch.Tensor) -> HostCopy | None:
         """Begin to copy all of the tensor's storage to host memory; None where there is no room."""
-        source = _bytes_of(tensor)
-        lent = self.memory.lend(source.numel(), pinned=self._has_streams)
+        source = tensor.untyped_storage()
+        lent = self.memory.lend(source.nbytes(), pinned=self._has_streams)
         if lent is None:
             return None
         host, buffer = lent
-        copied, stream = self._copy(host, source, self._out, buffer)
+        copied, stream = self._copy(host.untyped_storage(), source, self._out, buffer)
         buffer.copies = [copied] if copied is not None else []
         return HostCopy(self, host, tensor.dtype, UnderWay(source, copied, stream))
 
     def fetch(self, host: torch.Tensor, dtype: torch.dtype) -> UnderWay:
         """Begin to copy a storage back from host memory, to memory that is allocated now."""
-        source = _bytes_of(host)
-        size = source.numel()
+        source = host.untyped_storage()
+        size = source.nbytes()
         whole = size % dtype.itemsize == 0
         made = torch.empty(size // dtype.itemsize if whole else size, dtype=dtype if whole else torch.uint8,
                            device=self.device)  # fmt: skip
         buffer = self.memory.buffer_of(host)
-        copied, stream = self._copy(_bytes_of(made), source, self._into, buffer)
+        copied, stream = self._copy(made.untyped_storage(), source, self._into, buffer)
         if copied is not None:
             buffer.copies = [*buffer.copies[:1], copied]
         return UnderWay(made, copied, stream)
 
-    def _copy(self, target: torch.Tensor, source: torch.Tensor, own: Any, buffer: _Buffer) -> tuple[Any, Any]:
+    def _copy(
+        self, target: torch.UntypedStorage, source: torch.UntypedStorage, own: Any, buffer: _Buffer
+    ) -> tuple[Any, Any]:
         """Copy on the stream `own`; returns the event of its end and the stream that others compute on."""
         if own is None:
             target.copy_(source)
@@ -189,10 +196,16 @@ class Transfers:
         own.wait_stream(computing)
         for earlier in buffer.copies:
             own.wait_event(earlier)
-        with torch.cuda.stream(own):
+        current = torch.cuda.current_device()
+        torch.cuda.set_stream(own)
+        try:
             target.copy_(source, non_blocking=True)
-            copied = torch.cuda.Event()
-            copied.record(own)
+        finally:
+            torch.cuda.set_stream(computing)
+            if current != own.device_index:
+                torch.cuda.set_device(current)  # which changing streams has changed
+        copied = torch.cuda.Event()
+        copied.record(own)
         return copied, computing
 
 
@@ -201,17 +214,18 @@ class UnderWay:
 
     __slots__ = ("_copied", "_memory", "_stream")
 
-    def __init__(self, memory: torch.Tensor, copied: Any, stream: Any) -> None:
-        self._memory: torch.Tensor | None = memory
+    def __init__(self, memory: torch.Tensor | torch.UntypedStorage, copied: Any, stream: Any) -> None:
+        self._memory = memory
         self._copied = copied  # the event of the copy's end; None once the current stream waits for it
         self._stream = stream
 
-    def settled(self) -> torch.Tensor:
+    def settled(self) -> Any:
         """The memory, which the current stream may use or free from now on."""
-        assert self._memory is not None
         if self._copied is not None:
             self._stream.wait_event(self._copied)
-            torch.cuda.current_stream(self._stream.device).wait_event(self._copied)
+            current = torch.cuda.current_stream(self._stream.device)
+            if current != self._stream:
+                current.wait_event(self._copied)
             self._copied = None
         return self._memory
 
@@ -244,8 +258,3 @@ class HostCopy:
     def tensor(self) -> torch.Tensor | None:
         """A tensor on the storage that was fetched, to be used on the current stream; None if none was."""
         return None if self._arriving is None else self._arriving.settled()
-
-
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """All of the tensor's storage."""
-    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())

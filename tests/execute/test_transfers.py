@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -59,6 +57,7 @@ class Stream:
         self.name = name
         self.told: list[str] = []
         self.device = CPU
+        self.device_index = 0
 
     def wait_stream(self, other: Stream) -> None:
         self.told.append(f"wait for {other.name}")
@@ -82,14 +81,14 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> dict[str, Stream]:
     new = iter((made["out"], made["in"]))
     Event.count = 0
 
-    @contextmanager
-    def on(stream: Stream) -> Iterator[None]:
-        stream.told.append("copy")
-        yield
+    def change(stream: Stream) -> None:
+        if stream is not made["computing"]:
+            stream.told.append("copy")
 
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: next(new))
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "stream", on)
+    monkeypatch.setattr(torch.cuda, "set_stream", change)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: made["computing"])
     return made
 
