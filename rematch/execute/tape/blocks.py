@@ -34,7 +34,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode_t
 from rematch.execute.own_code import own_code
 from rematch.execute.tape.dynamo import keep_dynamo_out
 from rematch.execute.tape.patterns import NoPattern, Pattern, Watch
-from rematch.execute.tape.tape import Tape, unpack
+from rematch.execute.tape.tape import Tape, current_stream, unpack
 from rematch.execute.tape.threads import thread
 
 log = logging.getLogger("rematch")
@@ -207,6 +207,7 @@ def _follows(tape: Tape) -> bool:
         and tape.outer is None
         and not tape.inside_others
         and not thread.not_forward
+        and tape.stream == current_stream()
         and torch.is_grad_enabled()
         and _get_current_dispatch_mode() is tape
         and _takes_saved_tensors(tape)

@@ -85,6 +85,7 @@ class Tape(TorchDispatchMode):
         self.keeps_everything = False
         self.counted: set[int] = set()  # storages of contents that are kept for good
         self.inside_others = torch._C._len_torch_dispatch_stack() > 0
+        self.stream = current_stream()
         self.storages = Storages()
         self.read: list[int] = []  # storages of the arguments of the call that is being noted
         self.watched_notes: list[Note] | None = None  # where somebody collects them, of all calls
@@ -166,6 +167,8 @@ class Tape(TorchDispatchMode):
 
     def _run_noted(self, operator: Operator, args: Any, kwargs: Any, position: int) -> Any:
         if not torch.is_grad_enabled():  # inside custom functions, whose kernels may do what no dispatcher sees
+            return self._run_opaque(operator, args, kwargs)
+        if self.stream != current_stream():  # memory of another stream that we dropped could be reused too early
             return self._run_opaque(operator, args, kwargs)
         try:
             note, written = self._note(operator, args, kwargs, position)
@@ -498,6 +501,13 @@ def unpack(packed: Any) -> Tensor:
     if tensor._version != version:
         raise modified_in_place(tensor.type(), tensor.shape, tensor._version, version)
     return tensor
+
+
+def current_stream() -> int | None:
+    """The CUDA stream that kernels are given to now; None before CUDA is used."""
+    if not torch.cuda.is_initialized():
+        return None
+    return torch.cuda.current_stream().cuda_stream
 
 
 def _alias(tensor: Tensor) -> Tensor:
