@@ -47,7 +47,8 @@ _EVERYTHING_KEPT = "everything kept"
 _MOST_PLACINGS = 3  # searches for a schedule that CUDA's allocator has places for
 _MOST_ADAPTATIONS = 4  # of schedules to the engine that runs them, until one keeps the budget
 _MOST_LEFT_TO_ALLOCATOR = 0.15  # of a budget, for memory that is free in pieces too small to use
-_MOST_FOR_PLACES = 0.05  # of a step: what a schedule may cost more only because the allocator has places for it
+_MOST_FOR_PLACES = 0.05  # of a step: what a schedule may cost more only because it needs less of the allocator,
+_NEARLY_PLACED = 0.01  # unless the others need so much more of it than there is, and this one fits
 _GROWN = 1.02  # times the budget that a plan was made for: with more, a faster one may be there
 _TIGHTEST: dict[str, Schedule] = {}  # by the fingerprint of the graph; see `budget_range`
 
@@ -189,7 +190,9 @@ class Planner:
             compact = self._smallest(problem.graph, int((1 - _MOST_LEFT_TO_ALLOCATOR) * cap_bytes))
             worth_seconds = _MOST_FOR_PLACES * problem.graph.baseline_seconds
             more_seconds = _seconds(problem.graph, compact) - _seconds(problem.graph, best)
-            if more_seconds <= worth_seconds and places.needed_bytes(problem.graph, compact.schedule) < least_bytes:
+            needed_bytes = places.needed_bytes(problem.graph, compact.schedule)
+            is_better = needed_bytes < least_bytes and more_seconds <= worth_seconds
+            if is_better or needed_bytes <= cap_bytes < (1 - _NEARLY_PLACED) * least_bytes:
                 best = replace(compact, lower_bound_seconds=bound)
         return best
 

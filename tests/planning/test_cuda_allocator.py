@@ -174,3 +174,25 @@ def test_what_is_fetched_needs_a_place_and_what_has_left_needs_none() -> None:
     assert least_cap(graph, Schedule.of([*list(away)[:4], Fetch(0), Free(1), Compute(2)])) == 120 * MIB
     kept = Schedule.of([Compute(0), Offload(0), Free(0), Compute(1), Fetch(0), Compute(2)])
     assert least_cap(graph, kept) == 180 * MIB
+
+
+def test_a_schedule_that_fits_the_card_may_take_longer_than_one_that_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = chain(16, (70, 45, 25))
+    budget_bytes = int(0.6 * simulate(graph, baseline(graph)).peak_bytes)
+    lean_bytes = int(0.86 * budget_bytes)
+
+    class Places:
+        """Has room for lean schedules only."""
+
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def needed_bytes(self, graph: Graph, schedule: Schedule) -> int:
+            fits = simulate(graph, schedule).peak_bytes <= lean_bytes
+            return budget_bytes if fits else 2 * budget_bytes
+
+    monkeypatch.setattr("rematch.planning.planner._Places", Places)
+    monkeypatch.setattr("rematch.planning.planner._MOST_FOR_PLACES", 0.0)
+    planner = Planner(Settings(budget=budget_bytes, time_limit=5.0, progress=False))
+    plan = planner.plan(graph, torch.device("cuda"), engine="tape")
+    assert simulate(graph, plan.schedule).peak_bytes <= lean_bytes
