@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
@@ -63,6 +64,7 @@ class Planner:
         self.withheld_bytes = 0  # of a budget in bytes: by so much a measured peak was above it
         self.host_bytes = host_bytes(settings.offload)  # that values may move to
         self.whole_bytes: int | None = None  # what a percentage is of: eager's peak on the first training graph
+        self._as_run: Callable[[Schedule], Schedule] = _as_it_is  # by the engine, while there is one to plan for
 
     def plan(
         self,
@@ -87,15 +89,25 @@ class Planner:
         problem = Problem(graph, self.budget_bytes(graph, device))
         planned = self._planned_before(problem, engine)
         if planned is None:
-            found = self._without_search(problem) or self._searched(problem, device)
-            found = self._placed(problem, found, device, adapted or _as_it_is) if placed else found
-            found = found if adapted is None else self._runnable(problem, found, device, adapted)
+            with self._for_engine(adapted or _as_it_is):
+                found = self._without_search(problem) or self._searched(problem, device)
+                found = self._placed(problem, found, device) if placed else found
+                found = found if adapted is None else self._runnable(problem, found, device)
             if found.interrupted:
                 log.warning("%s: %s", graph.name, _INTERRUPTED_NOTE)
                 notes = (*notes, _INTERRUPTED_NOTE)
             pins = self.settings.pins if found.solver != _EVERYTHING_KEPT else ()
             planned = Plan.from_solution(problem, found, (*notes, *pins), engine)
         return self.remember(planned)
+
+    @contextmanager
+    def _for_engine(self, as_run: Callable[[Schedule], Schedule]) -> Iterator[None]:
+        """Plan for an engine that runs schedules so; it is not kept, for it may know a whole recording."""
+        self._as_run = as_run
+        try:
+            yield
+        finally:
+            self._as_run = _as_it_is
 
     def least_memory_plan(
         self, graph: Graph, device: torch.device, *, engine: str, notes: tuple[str, ...] = ()
@@ -157,9 +169,7 @@ class Planner:
         verify(problem, found)
         return found
 
-    def _placed(
-        self, problem: Problem, found: Solution, device: torch.device, adapted: Callable[[Schedule], Schedule]
-    ) -> Solution:
+    def _placed(self, problem: Problem, found: Solution, device: torch.device) -> Solution:
         """What was found, or a solution for a smaller budget, so that CUDA's allocator has a place for every tensor.
 
         A process that may reserve no more than the budget can then train. Where no such solution comes up, the one
@@ -168,7 +178,7 @@ class Planner:
         if not self._has_allocator(device) or self.settings.budget == AUTO:
             return found
         cap_bytes = parse_budget(self.settings.budget, self.whole_bytes or 1)
-        places = _Places(device, adapted)
+        places = _Places(device, self._as_run)
         best, bound = found, found.lower_bound_seconds
         least_bytes = places.needed_bytes(problem.graph, found.schedule)
         feasible_bytes, tight_bytes = problem.budget_bytes, problem.budget_bytes - max(0, least_bytes - cap_bytes)
@@ -196,9 +206,7 @@ class Planner:
                 best = replace(compact, lower_bound_seconds=bound)
         return best
 
-    def _runnable(
-        self, problem: Problem, found: Solution, device: torch.device, adapted: Callable[[Schedule], Schedule]
-    ) -> Solution:
+    def _runnable(self, problem: Problem, found: Solution, device: torch.device) -> Solution:
         """The solution as its engine runs it, which may be slower than it was found to be, and no proof covers that.
 
         Where the engine's own order takes more memory than there is, it is a solution for a budget smaller by as much;
@@ -207,7 +215,7 @@ class Planner:
         graph, bound, tight_bytes, first = problem.graph, found.lower_bound_seconds, problem.budget_bytes, found
         for searches_left in reversed(range(_MOST_ADAPTATIONS)):
             assert found.schedule is not None
-            seen, schedule = simulate(graph, found.schedule), adapted(found.schedule)
+            seen, schedule = simulate(graph, found.schedule), self._as_run(found.schedule)
             run = simulate(graph, schedule).checked()
             excess_bytes = run.peak_bytes - problem.budget_bytes
             if excess_bytes <= 0:
@@ -283,8 +291,11 @@ class Planner:
         verdict = "cannot be kept" if proved else "could not be kept in the time there was"
         works_bytes = self.budget_for(possible_bytes, device)
         if self._has_allocator(device):
+            as_run = _as_it_is if self.settings.pins else self._as_run  # pins make another graph
             schedule, _ = tightest(problem.graph, possible_bytes)
-            works_bytes = max(works_bytes, _Places(device, _as_it_is).needed_bytes(problem.graph, schedule))
+            run_bytes = self.budget_for(simulate(problem.graph, as_run(schedule)).peak_bytes, device)
+            needed_bytes = _Places(device, as_run).needed_bytes(problem.graph, schedule)
+            works_bytes = max(works_bytes, run_bytes, needed_bytes)
         return BudgetInfeasible(
             f"a budget of {format_bytes(problem.budget_bytes)} {verdict} by {problem.graph.name}: "
             f"the smallest that was found to work is {works_bytes} bytes ({format_bytes(works_bytes)}).\n"
@@ -320,8 +331,8 @@ def _seconds(graph: Graph, found: Solution) -> float:
 class _Places:
     """What CUDA's allocator needs for a schedule as an engine runs it, as it works now and with what it has already."""
 
-    def __init__(self, device: torch.device, adapted: Callable[[Schedule], Schedule]) -> None:
-        self._adapted = adapted
+    def __init__(self, device: torch.device, as_run: Callable[[Schedule], Schedule]) -> None:
+        self._as_run = as_run
         self._expandable = has_expandable_segments()
         self._segment = large_segment_bytes() or LARGE_SEGMENT
         self._idle = idle_blocks(device)
@@ -329,7 +340,7 @@ class _Places:
     def needed_bytes(self, graph: Graph, schedule: Schedule | None) -> int:
         assert schedule is not None
         return least_cap(
-            graph, self._adapted(schedule), expandable=self._expandable, segment=self._segment, idle=self._idle
+            graph, self._as_run(schedule), expandable=self._expandable, segment=self._segment, idle=self._idle
         )
 
 
