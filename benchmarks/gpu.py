@@ -30,7 +30,19 @@ import crew
 import torch
 from crew import Benchmark, Task, alone, working_seconds
 from gpu_more import more_settings
-from gpu_settings import DEVICE, EAGER, PEERS, Setting, by_name, flowing_ms, kernel_times, peer, settings, tidy, within
+from gpu_settings import (
+    DEVICE,
+    EAGER,
+    PEERS,
+    Setting,
+    by_name,
+    empty_cache,
+    flowing_ms,
+    kernel_times,
+    peer,
+    settings,
+    within,
+)
 from torch import nn
 from torch.utils import _pytree as pytree
 
@@ -80,7 +92,7 @@ def measured(task: Task, trial: Trial, sample: Any, step_ms: float, eager_ms: fl
     """The row of a way to train, whose step times are known; to be called alone."""
     flowing = flowing_ms(trial, sample)
     kernels = kernel_times(trial, sample)
-    tidy()
+    empty_cache()
     peak_bytes = trial.peak_bytes(sample)
     batch = len(next(leaf for leaf in pytree.tree_leaves(sample) if isinstance(leaf, torch.Tensor)))
     return Row(

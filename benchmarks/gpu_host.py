@@ -21,7 +21,20 @@ import crew
 import torch
 from crew import Benchmark, Task
 from gpu import Row, budgeted, by_peer, chart, eagerly, line, ours
-from gpu_settings import DEVICE, EAGER, PEERS, Setting, by_name, checkpointed, gpt2, llama, vit, wrapped
+from gpu_settings import (
+    DEVICE,
+    EAGER,
+    PEERS,
+    Setting,
+    by_name,
+    checkpointed,
+    gpt2,
+    llama,
+    tiny_gpt2,
+    tiny_llama,
+    vit,
+    wrapped,
+)
 from gpu_streams import StreamedSaves
 from torch import nn
 
@@ -38,7 +51,7 @@ HOST_PEERS = ("block", "save_on_cpu", "streams", "inputs")
 
 def host_settings(tiny: bool) -> Iterator[Setting]:
     if tiny:
-        yield from (llama(2, 256, 2, 64), gpt2(3, 128, 2, 64))
+        yield from (tiny_llama(), tiny_gpt2(3))
     else:
         yield from (llama(), gpt2(24, 1024, 8, 1024), vit())
 

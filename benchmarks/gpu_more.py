@@ -12,14 +12,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from gpu_settings import Setting, bf16, gpt2, images, llama, tokens
+from gpu_settings import Setting, bf16, gpt2, images, llama, tiny_gpt2, tiny_llama, tokens
 from torch import nn
 
 
-def bert(depth: int = 24, width: int = 1024, batch: int = 16, length: int = 512) -> Setting:
+def bert(depth: int = 24, width: int = 1024, batch: int = 16, length: int = 512, vocabulary: int = 30522) -> Setting:
     from transformers import BertConfig, BertForMaskedLM
 
     config = BertConfig(
+        vocab_size=vocabulary,
         num_hidden_layers=depth,
         hidden_size=width,
         intermediate_size=4 * width,
@@ -29,7 +30,7 @@ def bert(depth: int = 24, width: int = 1024, batch: int = 16, length: int = 512)
     return Setting(
         f"BERT {depth} x {width}, {batch} x {length}, bf16 autocast",
         lambda: BertForMaskedLM(config),
-        lambda: tokens(config.vocab_size, batch, length),
+        lambda: tokens(vocabulary, batch, length),
         lambda output: output.loss,
         lambda model: list(model.bert.encoder.layer),
         bf16,
@@ -50,8 +51,8 @@ class Adapted(nn.Module):
         return made
 
 
-def adapted_llama(depth: int = 16, width: int = 2048, batch: int = 8, length: int = 2048, rank: int = 16) -> Setting:
-    whole = llama(depth, width, batch, length)
+def adapted(whole: Setting, rank: int = 16) -> Setting:
+    """A Llama of which only adapters are trained."""
 
     def build() -> nn.Module:
         model: Any = whole.build().requires_grad_(False)
@@ -141,7 +142,7 @@ def denoiser(
 
 def more_settings(tiny: bool) -> Iterator[Setting]:
     if tiny:
-        yield from (gpt2(3, 128, 2, 64), bert(2, 128, 2, 64))
-        yield from (denoiser((32, 64), 2, 16), adapted_llama(2, 256, 2, 64, 4))
+        yield from (tiny_gpt2(3), bert(2, 128, 2, 64, vocabulary=1024))
+        yield from (denoiser((32, 64), 2, 16), adapted(tiny_llama(), rank=4))
         return
-    yield from (gpt2(24, 1024, 8, 1024), bert(), denoiser(), adapted_llama())
+    yield from (gpt2(24, 1024, 8, 1024), bert(), denoiser(), adapted(llama()))

@@ -19,7 +19,20 @@ from typing import Any
 
 import crew
 from crew import Benchmark, Task, alone
-from gpu_settings import DEVICE, Setting, bf16, by_name, gpt2, kernels_of, llama, resnet, vit, within
+from gpu_settings import (
+    DEVICE,
+    Setting,
+    bf16,
+    by_name,
+    gpt2,
+    kernels_of,
+    llama,
+    resnet,
+    tiny_gpt2,
+    tiny_llama,
+    vit,
+    within,
+)
 from models.cases import gpt
 
 from rematch.trial import Trial, alternate
@@ -37,9 +50,11 @@ class Row(crew.Row):
     more_mib: float = 0.0  # of peak memory
 
 
-def own_gpt2(depth: int = 12, width: int = 768, batch: int = 16, length: int = 1024) -> Setting:
-    """GPT-2 in forty lines, with its loss outside of the model."""
-    case = gpt("GPT-2", depth, width, width // 64, batch, length, vocabulary=50257, fused=True)
+def own_gpt2(
+    depth: int = 12, width: int = 768, batch: int = 16, length: int = 1024, vocabulary: int = 50257
+) -> Setting:
+    """GPT-2 of `models`, in forty lines, with its loss outside of the model."""
+    case = gpt("GPT-2", depth, width, width // 64, batch, length, vocabulary, fused=True)
     return Setting(
         f"own GPT-2 {depth} x {width}, {batch} x {length}, bf16 autocast",
         case.build,
@@ -52,8 +67,7 @@ def own_gpt2(depth: int = 12, width: int = 768, batch: int = 16, length: int = 1
 
 def parity_settings(tiny: bool) -> Iterator[Setting]:
     if tiny:
-        yield from (gpt2(2, 128, 2, 64), own_gpt2(2, 128, 2, 64))
-        yield from (llama(2, 256, 2, 64), llama(2, 256, 2, 64, masked=True))
+        yield from (tiny_llama(), tiny_llama(masked=True), tiny_gpt2(), own_gpt2(2, 128, 2, 64, vocabulary=1024))
     else:
         yield from (llama(), llama(masked=True), gpt2(), own_gpt2(), vit(), resnet())
 
