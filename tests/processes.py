@@ -18,12 +18,12 @@ Results = dict[str, list[dict[str, Any]]]  # by case and rank
 
 
 def of_two_ranks(module: str, folder: Path, cases: list[str]) -> Results:
-    """Run `python -m module FOLDER` as ranks 0 and 1, in an environment as torchrun sets it; what they wrote."""
+    """Run `python -m module FOLDER CASE ...` as ranks 0 and 1, in an environment as of torchrun; what they wrote."""
     together = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": "2"}
     environment = {**os.environ, **together, "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "tests"}
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-m", module, str(folder)],
+            [sys.executable, "-m", module, str(folder), *cases],
             cwd=ROOT,
             env={**environment, "PYTHONPATH": str(ROOT), "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.DEVNULL,

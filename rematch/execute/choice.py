@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from rematch.capture.recorded_graph import RecordedGraph
 from rematch.execute.dispatch_cost import dispatch_seconds
 from rematch.execute.ranks import in_a_group
@@ -12,12 +14,14 @@ from rematch.graph import Graph, baseline, simulate
 from rematch.planning.settings import REPLACE, Settings
 
 _TAPE_HOST_COST = 3.0  # times what an empty dispatch mode costs an operator: what benchmarks/tape.py shows
+_BESIDE_A_CARD = 2.0  # times as much again where launches wait for it: ResNet-50 on an H200 loses 40 us an operator
 _HOST_SHARE = 0.05  # of a step that the tape may cost before something else is tried
 
 
-def costs_the_host(operators: int, graph: Graph) -> bool:
+def costs_the_host(operators: int, graph: Graph, device: torch.device) -> bool:
     """Whether following so many operators of forward takes a share of the step that matters."""
-    return operators * _TAPE_HOST_COST * dispatch_seconds() > _HOST_SHARE * graph.baseline_seconds
+    seconds = operators * _TAPE_HOST_COST * dispatch_seconds()
+    return seconds * (_BESIDE_A_CARD if device.type == "cuda" else 1.0) > _HOST_SHARE * graph.baseline_seconds
 
 
 def reasons_for_tape(
@@ -31,7 +35,7 @@ def reasons_for_tape(
         return ("engine: tape, because regions under torch.utils.checkpoint stay as they are",)
     if simulate(graph, baseline(graph)).peak_bytes <= budget_bytes:
         return ()
-    if settings.device is not None or not costs_the_host(recording.forward_until, graph):
+    if settings.device is not None or not costs_the_host(recording.forward_until, graph, recorded.device):
         return ()
     if in_a_group():
         return ("engine: tape, because gradients leave it one by one, as data parallel training needs",)

@@ -493,7 +493,7 @@ class Runner:
     def _keeps_card_waiting(self, route: Route) -> bool:
         if route.tape is None or route.step is None or route.step.device.type != "cuda":
             return False
-        return costs_the_host(len(route.tape.calls), route.step.graph)
+        return costs_the_host(len(route.tape.calls), route.step.graph, route.step.device)
 
     def _after_retrace(self, key: Kind, route: Route, args: Any, kwargs: Any) -> Route:
         route.stale = route.disproved = True

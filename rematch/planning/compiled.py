@@ -95,6 +95,7 @@ class Around:
     between_bytes: int | None = None  # taken between forward and backward, by the loss or by other graphs
     before_bytes: int = 0  # that other graphs of the model have saved when this one runs
     unused: tuple[int, ...] = ()  # places of results that get no gradient
+    shares: bool = False  # the budget, with other graphs or other calls of this one, whose shares are known
 
 
 class OtherGraph(ScheduleError):
@@ -105,7 +106,7 @@ class GraphPlanner:
     """Plans one graph of a model; `planner` keeps the plans of all of them.
 
     It is `lenient` if other graphs hold memory that they could do without: what does not fit runs as torch cuts it, or
-    takes the least it can once it `shares` the budget with them.
+    takes the least it can once it is known what it shares with them.
     """
 
     def __init__(self, planner: Planner, state_bytes: int = 0) -> None:
@@ -116,7 +117,6 @@ class GraphPlanner:
         self.asked_bytes: int | None = None  # the user's budget, once a graph says what a percentage is of
         self.around = Around()
         self.lenient = False
-        self.shares = False
         self.decision: Decision | None = None
         self._least_tried = False  # the plan of the smallest peak, after another one took more than was predicted
         self._beyond_bytes = 0  # that inductor takes beyond what a plan predicts, as far as it was seen
@@ -133,7 +133,7 @@ class GraphPlanner:
         return (str(s.budget), solver, options, s.pins, s.time_limit, self.state_bytes, s.reserve_bytes, schedule)
 
     def free_share(self, device: torch.device) -> int | None:
-        """For budget="auto", what is free on the device, in steps: a partition for more must not come out of a cache."""
+        """For budget="auto", what is free on the device, in steps: caches must not return a partition for more."""
         if self.settings.budget != AUTO:
             return None
         return available_bytes(device, self.settings.device) // _FREE_STEP
@@ -262,7 +262,7 @@ class GraphPlanner:
         try:
             return planner.plan(graph, device, engine=COMPILED, notes=notes, placed=False)
         except BudgetInfeasible as refusal:
-            if again or self.shares:
+            if again or self.around.shares:
                 return planner.least_memory_plan(graph, device, engine=COMPILED, notes=notes)
             if self.lenient:
                 return None
@@ -276,8 +276,9 @@ class GraphPlanner:
                 raise
             least = planner.least_memory_plan(graph, device, engine=COMPILED, notes=notes)
             if self._least_tried or least_bytes > near_bytes:
-                self._tried(job, least)  # what it really takes
-                raise self._refusal(refusal) from None
+                really_bytes = self._tried(job, least).predicted_bytes
+                if really_bytes > self.asked_bytes - self.around.correction_bytes:
+                    raise self._refusal(refusal) from None
             self._least_tried = measured
             return least
 

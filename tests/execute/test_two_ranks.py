@@ -17,8 +17,13 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """What both ranks wrote, by case."""
-    cases = ["data_parallel", "compiled", "sharded", "tensor_parallel", "stages"]
+    cases = ["data_parallel", "sharded", "tensor_parallel", "stages"]
     return of_two_ranks("tests.execute.two_ranks", tmp_path_factory.mktemp("ranks"), cases)
+
+
+@pytest.fixture(scope="module")
+def compiled_results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return of_two_ranks("tests.execute.two_ranks", tmp_path_factory.mktemp("compiled"), ["compiled"])
 
 
 def test_all_ranks_take_the_plan_of_rank_0(results: Results) -> None:
@@ -38,11 +43,17 @@ def test_data_parallel(results: Results, rank: int) -> None:
     assert "rematch first, then DistributedDataParallel" in result["refused"]
 
 
-def test_data_parallel_through_torch_compile(results: Results) -> None:
-    first, second = results["compiled"]
-    assert first["close"] and second["close"]
-    assert first["recomputed"] > 0 and second["recomputed"] > 0
-    assert first["norms"] == second["norms"], "gradients are those of both ranks"
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["by_remat", "inside", "outside"])
+def test_data_parallel_and_torch_compile(compiled_results: Results, how: str) -> None:
+    results = compiled_results["compiled"]
+    ranks = [result[how] for result in results]
+    for result, found in zip(results, ranks, strict=True):
+        assert found["close"]
+        assert found["recomputed"] > 0
+        assert found["peak"] <= result["budget"], "all buckets together"
+    assert ranks[0]["norms"] == ranks[1]["norms"], "gradients are those of both ranks"
+    assert how == "by_remat" or ranks[0]["graphs"] > 1, "torch compiles a graph for each bucket"
 
 
 @pytest.mark.parametrize("rank", range(2))

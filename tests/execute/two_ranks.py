@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ import rematch
 from rematch.capture.memory import PeakMemory
 from rematch.errors import CaptureError
 from rematch.execute.compiled.backend import CompiledBackend
+from rematch.planning import planner
 from rematch.planning.planner import Planner
 from rematch.planning.settings import COMPILED, Settings
 from tests.inductor_graphs import use_eager_kernels
@@ -106,25 +108,65 @@ def data_parallel(rank: int) -> dict[str, Any]:
     return result
 
 
+class Wide(nn.Module):
+    """Fills a bucket of a megabyte with its parameters, and makes 32 times what it is given on the way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inward, self.outward = nn.Linear(32, 4096), nn.Linear(4096, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.outward(nn.functional.gelu(self.inward(x)))
+
+
+def wide() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(Wide() for _ in range(3)))
+
+
 def compiled(rank: int) -> dict[str, Any]:
-    """DistributedDataParallel under torch.compile; eager kernels stand in for inductor's."""
+    """DistributedDataParallel and torch.compile, each inside the other; eager kernels stand in for inductor's."""
+    inputs = batch(rank)
+    held_bytes = inputs.nbytes + sum(parameter.nbytes for parameter in wide().parameters())
+    parallel = partial(DistributedDataParallel, bucket_cap_mb=1)
+    theirs = gradients(parallel(wide()), inputs)
 
-    def parallel() -> DistributedDataParallel:
-        module = net()
-        for block in module.blocks:
-            block.drop = nn.Identity()  # inductor draws other numbers
-        return DistributedDataParallel(module)
+    def by_remat(budget: int) -> tuple[nn.Module, CompiledBackend]:
+        planned = rematch.remat(wide(), inputs, budget=budget, engine="compiled", time_limit=0.5)
+        assert rematch.plans_of(planned), "every rank has its plans"
+        return parallel(planned), planned.__dict__["forward"]._backend
 
-    planner = Planner(Settings(budget="70%", time_limit=0.5, progress=False, engine=COMPILED))
+    def inside(budget: int) -> tuple[nn.Module, CompiledBackend]:
+        backend = backend_within(budget)
+        return parallel(torch.compile(wide(), backend=backend, dynamic=False)), backend
+
+    def outside(budget: int) -> tuple[nn.Module, CompiledBackend]:
+        backend = backend_within(budget)
+        return torch.compile(parallel(wide()), backend=backend, dynamic=False), backend  # type: ignore[return-value]
+
+    def trained(make: Callable[[int], tuple[nn.Module, CompiledBackend]], budget: int) -> dict[str, Any]:
+        torch._dynamo.reset()
+        module, backend = make(budget)
+        for _ in range(3):
+            ours = gradients(module, inputs)  # nobody else may measure while rematch does
+        return {
+            "graphs": len(list(backend.alive())),
+            "recomputed": sum(len(plan.recomputed) for plan in backend.planner.plans),
+            "peak": min(peaks_of_steps(lambda: mean_square(module(inputs)).backward(), module)) + held_bytes,
+            "close": all(torch.allclose(*pair, rtol=1e-4, atol=1e-6) for pair in zip(ours, theirs, strict=True)),
+            "norms": [float(gradient.norm()) for gradient in ours],
+        }
+
     with pytest.MonkeyPatch.context() as patch:
         use_eager_kernels(patch)
-        ours = gradients(torch.compile(parallel(), backend=CompiledBackend(planner), dynamic=False), batch(rank))
-    theirs = gradients(parallel(), batch(rank))
-    return {
-        "recomputed": sum(len(plan.recomputed) for plan in planner.plans),
-        "close": all(torch.allclose(*pair, rtol=1e-4, atol=1e-6) for pair in zip(ours, theirs, strict=True)),
-        "norms": [float(gradient.norm()) for gradient in ours],
-    }
+        patch.setattr(planner, "_MINIMUM_SECONDS", 0.5)
+        budget = int(0.75 * trained(inside, 2**40)["peak"])
+        found = {make.__name__: trained(make, budget) for make in (by_remat, inside, outside)}
+        return {"budget": budget, **found}
+
+
+def backend_within(budget: int) -> CompiledBackend:
+    return CompiledBackend(Planner(Settings(budget=budget, time_limit=0.5, progress=False, engine=COMPILED)))
 
 
 def peaks_of_steps(step: Callable[[], Any], module: nn.Module) -> list[int]:

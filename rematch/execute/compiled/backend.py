@@ -18,8 +18,9 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch._guards import TracingContext, detect_fake_mode, tracing
+from torch._guards import TracingContext, tracing
 from torch._inductor import config as inductor_config, list_mode_options, list_options
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule
 
 from rematch import __version__
@@ -42,7 +43,7 @@ _MOST_MEASUREMENTS = 8  # of one compilation, before we stop waiting for one tha
 _MARGIN = 0.005  # of the budget, left free when a plan is corrected
 _SLACK = 0.04  # of the budget: with more than this left over, another plan could be faster
 _OURS = ("budget", "solver", "time_limit", "reserve")
-VERSION = 2  # of what we make of a graph, for inductor's caches
+VERSION = 3  # of what we make of a graph, for inductor's caches
 backends: dict[str, CompiledBackend] = {}  # those of the name, by their options
 
 
@@ -89,6 +90,7 @@ class CompiledGraph:
         self._settled = False  # nothing is measured any more
         self._all_used = False  # every output is to have a gradient, whatever the first steps show
         self._example_inputs = list(example_inputs)
+        self._traced = _like(TracingContext.try_get())
         self._run: Callable[..., Any] | None = None
         self.compilations = 0
         self._steps = 0  # of this compilation
@@ -144,7 +146,7 @@ class CompiledGraph:
         partitioner = Partitioner(self.planner, identity)
         patches = {**self.backend.inductor_options, "custom_partitioner_fn": partitioner}
         try:
-            with _tracing_like_dynamo(self._module):
+            with _tracing_like_dynamo(self._traced):
                 copied = _copy(self._module)
                 detach_outputs(copied, self.planner.around.unused)
                 run: Any = compile_fx(copied, self._example_inputs, config_patches=patches)
@@ -184,6 +186,8 @@ class CompiledGraph:
 
     def _measured(self, args: tuple[Any, ...]) -> Any:
         assert self._run is not None
+        if any(isinstance(given, FakeTensor) for given in args):  # DDP's buckets run so while they are compiled
+            return self._run(*args)
         ledger = self.backend.ledger
         if not any(call.graph is self for call in ledger.pending):
             self._steps += 1
@@ -219,7 +223,7 @@ class CompiledGraph:
             calls[0].graph._judge(calls[0].meter)
 
     def _judge_together(self, step: SharedStep) -> None:
-        """Keep what several calls were compiled to, or have all of them compiled again so that they share the budget."""
+        """Keep the compilations of several calls, or have all of them compiled again so that they share the budget."""
         graphs = list(dict.fromkeys(call.graph for call in step.calls))
         asked_bytes = min(graph.planner.asked_bytes or 0 for graph in graphs)
         peak_bytes = step.peak_bytes
@@ -232,7 +236,11 @@ class CompiledGraph:
         margin_bytes = int(_MARGIN * asked_bytes)
         if peak_bytes > asked_bytes and compilations >= _MOST_COMPILATIONS:
             closest_bytes = min(graph._back_to_closest(peak_bytes) for graph in graphs)
-            _warn_exceeded(closest_bytes, asked_bytes)
+            if closest_bytes > (1 + _SLACK) * asked_bytes:
+                for graph in graphs:
+                    graph._refuse(_impossible_together(len(step.calls), closest_bytes, asked_bytes))
+            else:
+                _warn_exceeded(closest_bytes, asked_bytes)
             return
         if peak_bytes <= asked_bytes:
             planned = any(graph.planner.decision and not graph.planner.decision.by_torch for graph in graphs)
@@ -243,7 +251,7 @@ class CompiledGraph:
         elif compilations > 1:
             margin_bytes += peak_bytes - asked_bytes
         for graph, around in step.corrected(peak_bytes + margin_bytes - asked_bytes).items():
-            graph.planner.shares = True
+            around = replace(around, unused=()) if graph._all_used else around
             graph._correct(around, peak_bytes, fits=peak_bytes <= asked_bytes)
 
     def _judge(self, meter: StepMeter) -> None:
@@ -298,6 +306,11 @@ class CompiledGraph:
             self._settle(measured=True)
         return peak_bytes
 
+    def _refuse(self, refusal: BudgetInfeasible) -> None:
+        """Raise it from now on."""
+        self._run = _refusing(refusal)
+        self._settled, self._again = True, False
+
     def _settle(self, *, measured: bool = False) -> None:
         """Measure no more. What was `measured` is noted for other processes."""
         if measured and self._notebook is not None:
@@ -305,6 +318,7 @@ class CompiledGraph:
         self._settled = True
         if not self.planner.around.unused:  # else an output may be used after all
             self._module = None
+            self._traced = TracingContext(None)
             self._example_inputs = []
 
 
@@ -371,6 +385,16 @@ def _warn_exceeded(peak_bytes: int, asked_bytes: int) -> None:
     )
 
 
+def _impossible_together(calls: int, peak_bytes: int, asked_bytes: int) -> BudgetInfeasible:
+    works_bytes = int((1 + _SLACK) * peak_bytes)  # plans are made anew, and end a little above or below
+    return BudgetInfeasible(
+        f"a budget of {format_bytes(asked_bytes)} cannot be kept by the {calls} graphs that a step runs through: the "
+        f"smallest peak that was measured is {peak_bytes} bytes ({format_bytes(peak_bytes)}).\n"
+        f"  Try budget={works_bytes}, a smaller batch, or fewer graph breaks",
+        feasible_from_bytes=works_bytes,
+    )
+
+
 def _described(decision: Decision | None) -> str:
     if decision is None:
         return "no plan"
@@ -395,14 +419,22 @@ def _refusal_in(error: BaseException | None) -> BudgetInfeasible | OtherGraph | 
     return None
 
 
+def _like(traced: TracingContext | None) -> TracingContext:
+    """A context that knows what Dynamo's does, which is gone when we compile again: the sizes that are symbols."""
+    if traced is None:
+        return TracingContext(None)
+    context = TracingContext(traced.fake_mode)
+    context.tensor_to_context = traced.tensor_to_context.copy()
+    return context
+
+
 @contextmanager
-def _tracing_like_dynamo(module: GraphModule) -> Iterator[None]:
+def _tracing_like_dynamo(context: TracingContext) -> Iterator[None]:
     """While Dynamo traces there is a context that AOTAutograd reads and writes; later on we bring our own."""
     if TracingContext.try_get() is not None:
         yield
         return
-    examples = [node.meta.get("example_value") for node in module.graph.nodes if node.op == "placeholder"]
-    with tracing(TracingContext(detect_fake_mode(examples))):
+    with tracing(context):
         yield
 
 
@@ -424,4 +456,3 @@ def _device(example_inputs: Sequence[Any]) -> torch.device:
 
 def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-

@@ -31,9 +31,7 @@ class _Alive:
 class StepMeter:
     """Measures one step. `held_bytes` were saved by other graphs before, `argument_bytes` are parameters and inputs."""
 
-    def __init__(
-        self, device: torch.device, held_bytes: int, argument_bytes: int, on_end: Callable[[], None]
-    ) -> None:
+    def __init__(self, device: torch.device, held_bytes: int, argument_bytes: int, on_end: Callable[[], None]) -> None:
         self.device = device
         self.held_bytes = held_bytes
         self.peak_bytes: int | None = None

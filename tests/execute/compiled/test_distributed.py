@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -12,7 +11,9 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+import rematch
 from rematch.execute.compiled.backend import CompiledBackend
+from rematch.planning import planner
 from rematch.planning.planner import Planner
 from rematch.planning.settings import COMPILED, Settings
 from rematch.trial import Trial
@@ -20,12 +21,13 @@ from tests.inductor_graphs import use_eager_kernels
 from tests.modules import mean_square
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # Dynamo's own
-SAMPLE = torch.randn(64, 64)
+SAMPLE = torch.randn(512, 64)
 
 
 @pytest.fixture(autouse=True)
 def _group(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> Iterator[None]:
     use_eager_kernels(monkeypatch)
+    monkeypatch.setattr(planner, "_MINIMUM_SECONDS", 0.5)
     monkeypatch.setenv("REMATCH_CACHE", str(tmp_path))
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
@@ -64,29 +66,57 @@ def eager_gradients() -> list[torch.Tensor]:
     return gradients(plain)
 
 
-def test_ddp_cuts_the_graph_into_buckets_that_share_the_budget() -> None:
-    module = stack()
-    parallel = DistributedDataParallel(copy.deepcopy(module), bucket_cap_mb=1)  # type: ignore[arg-type]
-    backend = backend_within(2**40)
-    trial = Trial(torch.compile(parallel, backend=backend, dynamic=False), mean_square)  # type: ignore[arg-type]
-    for _ in range(3):
+def kept_bytes(make: Callable[[CompiledBackend], nn.Module]) -> int:
+    """The peak with everything kept."""
+    return settled(make, 2**40)[0].peak_bytes(SAMPLE)
+
+
+def settled(make: Callable[[CompiledBackend], nn.Module], budget: int) -> tuple[Trial, CompiledBackend]:
+    """What is made under a budget, after the steps that it takes."""
+    torch._dynamo.reset()
+    backend = backend_within(budget)
+    trial = Trial(make(backend), mean_square)
+    for _ in range(5):
         trial.step(SAMPLE)
-    assert len(list(backend.alive())) > 1
-    for ours, theirs in zip(gradients(parallel), eager_gradients(), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+    return trial, backend
 
 
-def test_fsdp2_with_every_block_compiled() -> None:
+def parallel(backend: CompiledBackend) -> nn.Module:
+    whole = DistributedDataParallel(stack(), bucket_cap_mb=1)
+    return torch.compile(whole, backend=backend, dynamic=False)  # type: ignore[return-value]
+
+
+def blocks(backend: CompiledBackend) -> nn.Module:
     module = stack()
-    whole = Trial(stack(), mean_square).peak_bytes(SAMPLE)
-    backend = backend_within(int(0.8 * whole))
     for block in module:
         block.compile(backend=backend, dynamic=False)
+    return module
+
+
+def sharded(backend: CompiledBackend) -> nn.Module:
+    module = blocks(backend)
+    for block in module.children():
         fully_shard(block)
-    fully_shard(module)
-    trial = Trial(module, mean_square)
-    for _ in range(4):
-        trial.step(SAMPLE)
-    assert list(backend.alive())
-    for ours, theirs in zip(gradients(module), eager_gradients(), strict=True):
+    return fully_shard(module)
+
+
+@pytest.mark.parametrize("make", [parallel, blocks, sharded])
+def test_graphs_share_the_budget(make: Callable[[CompiledBackend], nn.Module]) -> None:
+    """Buckets of DDP, compiled before any of them has run, and blocks of one class, which have one graph for all."""
+    budget = int(0.8 * kept_bytes(make))
+    trial, backend = settled(make, budget)
+    assert len(list(backend.alive())) > 1
+    assert any(plan.recomputed for plan in backend.planner.plans)
+    assert trial.peak_bytes(SAMPLE) <= budget
+    trial.step(SAMPLE)
+    for ours, theirs in zip(gradients(trial.model), eager_gradients(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_graphs_that_cannot_share_a_budget_name_the_least_that_was_measured() -> None:
+    whole = kept_bytes(blocks)
+    with pytest.raises(rematch.BudgetInfeasible, match="3 graphs that a step runs through") as refusal:
+        settled(blocks, int(0.4 * whole))
+    least = refusal.value.feasible_from_bytes
+    assert least is not None and least < whole
+    assert settled(blocks, least)[0].peak_bytes(SAMPLE) <= least
