@@ -132,8 +132,7 @@ def ours(task: Task, setting: Setting, model: nn.Module, sample: Any, arguments:
     row = measured(task, setting, compiled, sample, arguments.rounds, _FIRST_STEPS)
     cap_pct = None
     if DEVICE.type == "cuda":
-        with alone():
-            cap_pct = least_cap(setting.trial(compiled), sample, task.budget, _ABOVE, _CAPPED_STEPS)
+        cap_pct = least_cap(setting.trial(compiled), sample, task.budget, _ABOVE, _CAPPED_STEPS)
     graphs = [graph for backend in backends.values() for graph in backend.alive()]
     plans = [plan for backend in backends.values() for plan in backend.planner.plans]
     if not plans:
