@@ -3,13 +3,16 @@
 `rematch.max_batch(model, lambda batch: torch.randn(batch, 3, 224, 224), budget="24GiB").batch`
 
 Two small batches are recorded. Sizes and times at others lie on a straight line through them, so a solver can be asked
-about any batch without recording it; the answer is then recorded, and corrected if it does not fit.
+about any batch without recording it. A line that is drawn too far may miss: small kernels take as long as tinier ones,
+and libraries choose other algorithms, with other workspace, for larger ones. So the answer is recorded too, and asked
+for again between it and half of it, until it is near to what was recorded and fits.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any
@@ -18,20 +21,21 @@ import torch
 from torch import nn
 
 from rematch.api import Loss, make_settings, record_step, with_checkpoints, with_chunks, with_offload
-from rematch.errors import BudgetError, BudgetInfeasible
+from rematch.errors import BudgetError, BudgetInfeasible, GraphError
 from rematch.foresight.answer import Answer
-from rematch.graph import Graph, baseline, simulate
+from rematch.graph import Graph, Simulation, baseline, simulate
 from rematch.graph.transforms import between
 from rematch.planning.host import host_bytes, linked
 from rematch.planning.settings import RESPECT
 from rematch.report.charts import Panel, draw_curves
 from rematch.report.text import table
 from rematch.solvers.base import DEFAULT_SOLVER, Solver, make_solver
-from rematch.solvers.max_batch import search_batches
+from rematch.solvers.max_batch import MaxBatch, search_batches
 from rematch.units import BYTES_UNITS, extra_pct, format_bytes, format_extra, unit_for
 
 _RECORDED = (2, 4)  # one sample alone often runs other operators
-_CORRECTIONS = 3
+_TRUSTED = 1.5  # times the larger batch that was recorded: up to there a line through both is believed
+_SEARCHES = 5
 _BATCHES_DRAWN = 12
 
 
@@ -112,15 +116,16 @@ def max_batch(
         return linked(graph, small.device, device, host_limit_bytes)
 
     runner, small = record_step(model, make_sample(_RECORDED[0]), settings, loss=loss, optimizer=optimizer)
-    large = recorded(_RECORDED[1])
+    batches, graphs = _RECORDED, (small.graph, recorded(_RECORDED[1]))
     budget_bytes = runner.planner.budget_bytes(small.graph, small.device)
 
     def at(batch: int) -> Graph:
-        return with_host(between(small.graph, large, batches=_RECORDED, batch=batch))
+        return with_host(between(*graphs, batches=batches, batch=batch))
 
     made = make_solver(solver, **options) if isinstance(solver, str) else solver
     usable_bytes = budget_bytes
-    for _ in range(_CORRECTIONS):
+    best: tuple[MaxBatch, Graph, Simulation] | None = None
+    for _ in range(_SEARCHES):
         found = search_batches(
             at,
             usable_bytes,
@@ -134,16 +139,28 @@ def max_batch(
                 f"not even one sample of {small.graph.name} can be trained in {format_bytes(budget_bytes)}; "
                 "rematch.min_budget tells how little memory it can do with"
             )
-        graph = with_host(recorded(found.batch))
+        at_found = recorded(found.batch)
+        graph = with_host(at_found)
         seen = simulate(graph, found.schedule)
-        if seen.valid and seen.peak_bytes <= budget_bytes:
+        fits = seen.valid and seen.peak_bytes <= budget_bytes
+        if fits and (best is None or found.batch > best[0].batch):
+            best = found, graph, seen
+        if found.batch > _TRUSTED * batches[1]:
+            nearer = (max(1, found.batch // 2), found.batch)
+            with suppress(GraphError):  # other operators run there: the line that there is must do
+                near = recorded(nearer[0]), at_found
+                between(*near, batches=nearer, batch=found.batch)
+                batches, graphs = nearer, near
+                continue
+        if fits:
             break
         usable_bytes -= max(seen.peak_bytes - budget_bytes, usable_bytes // 100)
-    else:
+    if best is None:
         raise BudgetInfeasible(
             f"the memory of {small.graph.name} does not grow in proportion to the batch, and no batch was found that "
             f"fits in {format_bytes(budget_bytes)}"
         )
+    found, graph, seen = best
     drawn = [max(1, math.ceil(1.5 * found.batch * step / _BATCHES_DRAWN)) for step in range(_BATCHES_DRAWN + 1)]
     return BatchSize(
         name=graph.name,

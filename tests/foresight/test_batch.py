@@ -13,6 +13,7 @@ from torch import nn
 import rematch
 from rematch.graph import baseline, simulate
 from rematch.graph.transforms import between
+from rematch.solvers.minimum import surely_needed_bytes
 from tests.modules import Net, batch, mean_square
 
 OPTIONS: dict[str, Any] = {"loss": mean_square, "device": "h200", "time_limit": 1.0}
@@ -42,6 +43,23 @@ def test_a_graph_between_two_batches_has_the_sizes_of_a_recorded_one() -> None:
     guessed = between(small, large, batches=(2, 4), batch=64)
     assert guessed.fingerprint == third.fingerprint
     assert guessed.values == third.values
+
+
+class Scratching(Net):
+    """Needs scratch memory that grows fast among small batches and no more among large ones, as libraries do."""
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        scratch = x.new_zeros(1000 * min(len(x), 12) ** 2)
+        return super().forward(x + scratch.sum(), scale)
+
+
+def test_a_line_through_small_batches_is_not_believed_for_large_ones() -> None:
+    torch.manual_seed(0)
+    found = rematch.max_batch(Scratching(), batch, budget="1MB", close_enough=0.05, **OPTIONS)
+    small, large = (rematch.trace(Scratching(), batch(size), loss=mean_square, device="h200") for size in (2, 4))
+    believed = between(small, large, batches=(2, 4), batch=found.batch)
+    assert surely_needed_bytes(believed) > 1_000_000, "a line through them would have this batch impossible"
+    assert found.peak_bytes <= 1_000_000
 
 
 def test_host_memory_makes_room_for_more_samples() -> None:
