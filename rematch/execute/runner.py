@@ -35,6 +35,7 @@ from rematch.capture.recorder import CannotRecord, Recorder
 from rematch.errors import BudgetInfeasible, CaptureError, FormatError
 from rematch.execute.choice import costs_the_host, reasons_for_tape
 from rematch.execute.chunked_loss import head_of, with_chunked_loss
+from rematch.execute.compaction import Compaction
 from rematch.execute.first_step import before_first_step, watch_first_step
 from rematch.execute.loss_meter import give_up_measuring
 from rematch.execute.optimizers import StepWatch, forecast_state_bytes
@@ -96,6 +97,7 @@ class Runner:
         self.corrections = 0  # of the plan, by measured peaks
         self.warned = False  # that a call does not fit the budget
         self.shares_first_call = False  # whether all ranks make that call, so that rank 0 can plan it for them
+        self.compaction = Compaction()
         self._reset()
 
     def _reset(self) -> None:
@@ -421,6 +423,8 @@ class Runner:
     # Running
 
     def _follow(self, key: Kind, route: Route, args: Any, kwargs: Any) -> Any:
+        if route.step is not None:
+            self.compaction.before_step(route.step.device)
         replay = self._replays.get(key.gradients) if route.replays else None
         if replay is not None and not torch._C._len_torch_dispatch_stack():  # Dynamo leaves calls under a mode alone
             if not route.watched:

@@ -26,7 +26,7 @@ _SMALL_SEGMENT = 2 * _MIB
 LARGE_SEGMENT = 20 * _MIB  # unless it is set: what a request below `_OWN_SEGMENT` asks of the driver, or a page
 _OWN_SEGMENT = 10 * _MIB
 _SEGMENT_UNIT = 2 * _MIB  # larger requests ask for a multiple of this
-_STEPS = 2  # the second begins with what the first left mapped
+_STEPS = 5  # each begins with what the one before left mapped; engines give that back after so many, if need be
 _PRECISION = 0.002  # of the least cap
 
 
