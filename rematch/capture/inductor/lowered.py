@@ -199,7 +199,7 @@ class _Scheduled:
         for buffer in self.scheduler.name_to_buf.values():
             self._place(buffer)
         last_read = self._last_reads()
-        kernels = [self._kernel(node, last_read) for node in self.scheduler.nodes]
+        kernels = [_merged(group) for group in self._calls(last_read)]
         results = self.graph.graph_outputs or []
         return Lowered(
             kernels=tuple(kernels),
@@ -243,6 +243,22 @@ class _Scheduled:
             and name in self.sizes
             and self.scheduler.can_buffer_be_removed_through_fusion(name, operations)
         )
+
+    def _calls(self, last_read: dict[str, Any]) -> Iterator[list[Kernel]]:
+        """Kernels that one call runs: on the CPU all loops between two library kernels, whose memory is freed after."""
+        group: list[Kernel] = []
+        for node in self.scheduler.nodes:
+            device = node.get_device()
+            stays = device is not None and device.type == "cpu" and not node.is_extern() and not node.is_template()
+            if group and not stays:
+                yield group
+                group = []
+            group.append(self._kernel(node, last_read))
+            if not stays:
+                yield group
+                group = []
+        if group:
+            yield group
 
     def _last_reads(self) -> dict[str, Any]:
         """For each memory the operation that reads it last."""
@@ -300,10 +316,35 @@ class _Scheduled:
             known = self.scheduler.name_to_donated_buffer.get(read.name) or self.scheduler.name_to_buf.get(read.name)
             if old is None or known is None or old in self.final or last_read[old] is not inner:
                 continue
+            if read.name in self.memory:  # inductor leaves alone what was changed in place, as by a scatter
+                continue
             uses = [user for user in known.users if user.node is inner]
-            if uses and all(user.can_inplace for user in uses) and self.sizes[old] == self.sizes[made]:
+            fits = self.sizes[old] == self.sizes[made] and self._accessed_in_one_way(known, inner)
+            if uses and all(user.can_inplace for user in uses) and fits:
                 return old
         return None
+
+    def _accessed_in_one_way(self, buffer: Any, inner: Any) -> bool:
+        """Whether all of the kernel that `inner` is in goes through the buffer in the same order."""
+        kernel = self.scheduler.get_fused_node(inner)
+        accesses = set()
+        for user in buffer.users:
+            node = user.node
+            if hasattr(node, "read_writes") and self.scheduler.get_fused_node(node) is kernel:
+                accesses |= {each for each in node.read_writes.reads_and_writes() if each.name == buffer.get_name()}
+        return len(accesses) <= 1
+
+
+def _merged(kernels: Sequence[Kernel]) -> Kernel:
+    if len(kernels) == 1:
+        return kernels[0]
+    return Kernel(
+        nodes=frozenset().union(*(kernel.nodes for kernel in kernels)),
+        makes=frozenset().union(*(kernel.makes for kernel in kernels)),
+        reads=frozenset().union(*(kernel.reads for kernel in kernels)),
+        takes_over={made: old for kernel in kernels for made, old in kernel.takes_over.items()},
+        library=all(kernel.library for kernel in kernels),
+    )
 
 
 def _bytes(node: Any) -> int:

@@ -167,7 +167,10 @@ class CompiledGraph:
         if self.backend.dry:
             raise Planned
         if self._again:
-            self.compile()
+            try:
+                self.compile()
+            except BudgetInfeasible as refusal:
+                raise self._refusal(refusal) from None
             if self._given_up:
                 self._settle(measured=True)
         assert self._run is not None
@@ -236,11 +239,7 @@ class CompiledGraph:
         margin_bytes = int(_MARGIN * asked_bytes)
         if peak_bytes > asked_bytes and compilations >= _MOST_COMPILATIONS:
             closest_bytes = min(graph._back_to_closest(peak_bytes) for graph in graphs)
-            if closest_bytes > (1 + _SLACK) * asked_bytes:
-                for graph in graphs:
-                    graph._refuse(_impossible_together(len(step.calls), closest_bytes, asked_bytes))
-            else:
-                _warn_exceeded(closest_bytes, asked_bytes)
+            _give_up(graphs, closest_bytes, asked_bytes)
             return
         if peak_bytes <= asked_bytes:
             planned = any(graph.planner.decision and not graph.planner.decision.by_torch for graph in graphs)
@@ -282,7 +281,7 @@ class CompiledGraph:
                 self._settle(measured=True)
                 return
         elif self.compilations >= _MOST_COMPILATIONS:
-            _warn_exceeded(self._back_to_closest(peak_bytes), asked_bytes)
+            _give_up([self], self._back_to_closest(peak_bytes), asked_bytes)
             return
         self._correct(around, peak_bytes, fits=peak_bytes <= asked_bytes)
 
@@ -305,6 +304,14 @@ class CompiledGraph:
         else:
             self._settle(measured=True)
         return peak_bytes
+
+    def _refusal(self, refusal: BudgetInfeasible) -> BudgetInfeasible:
+        """The error, or one that names what was measured if that is less."""
+        asked_bytes, works_bytes = self.planner.asked_bytes, refusal.feasible_from_bytes
+        if self._closest is None or asked_bytes is None or works_bytes is None:
+            return refusal
+        measured = _impossible(1, self._closest[0], asked_bytes)
+        return measured if works_bytes > (measured.feasible_from_bytes or 0) > asked_bytes else refusal
 
     def _refuse(self, refusal: BudgetInfeasible) -> None:
         """Raise it from now on."""
@@ -376,7 +383,12 @@ def _uses_cuda_graphs(options: dict[str, Any]) -> bool:
     return bool(options.get("triton.cudagraphs", inductor_config.triton.cudagraphs))
 
 
-def _warn_exceeded(peak_bytes: int, asked_bytes: int) -> None:
+def _give_up(graphs: Sequence[CompiledGraph], peak_bytes: int, asked_bytes: int) -> None:
+    """A step takes `peak_bytes` at best: a little more than the budget deserves a warning, much more an error."""
+    if peak_bytes > (1 + _SLACK) * asked_bytes:
+        for graph in graphs:
+            graph._refuse(_impossible(len(graphs), peak_bytes, asked_bytes))
+        return
     warnings.warn(
         f"a step through torch.compile takes {format_bytes(peak_bytes)}, more than the budget of "
         f"{format_bytes(asked_bytes)}: after {_MOST_COMPILATIONS} compilations, inductor's order of kernels "
@@ -385,12 +397,13 @@ def _warn_exceeded(peak_bytes: int, asked_bytes: int) -> None:
     )
 
 
-def _impossible_together(calls: int, peak_bytes: int, asked_bytes: int) -> BudgetInfeasible:
+def _impossible(graphs: int, peak_bytes: int, asked_bytes: int) -> BudgetInfeasible:
     works_bytes = int((1 + _SLACK) * peak_bytes)  # plans are made anew, and end a little above or below
+    several = f" by the {graphs} graphs that a step runs through" if graphs > 1 else ""
     return BudgetInfeasible(
-        f"a budget of {format_bytes(asked_bytes)} cannot be kept by the {calls} graphs that a step runs through: the "
-        f"smallest peak that was measured is {peak_bytes} bytes ({format_bytes(peak_bytes)}).\n"
-        f"  Try budget={works_bytes}, a smaller batch, or fewer graph breaks",
+        f"a budget of {format_bytes(asked_bytes)} cannot be kept{several}: the smallest peak that its kernels were "
+        f"measured to have is {peak_bytes} bytes ({format_bytes(peak_bytes)}).\n"
+        f"  Try budget={works_bytes}, or a smaller batch" + (", or fewer graph breaks" if graphs > 1 else ""),
         feasible_from_bytes=works_bytes,
     )
 

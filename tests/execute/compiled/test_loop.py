@@ -147,8 +147,12 @@ def test_a_budget_that_measuring_finds_impossible_is_refused(monkeypatch: pytest
     least = refusal.value.feasible_from_bytes
     assert least is not None
     torch._dynamo.reset()
-    with pytest.raises(rematch.BudgetInfeasible, match="measured to take"):
+    with pytest.raises(rematch.BudgetInfeasible, match="measured to") as refusal:
         settled(module, least)
+    measured = refusal.value.feasible_from_bytes
+    assert measured is not None
+    torch._dynamo.reset()
+    assert settled(module, measured)[0].peak_bytes(SAMPLE) <= measured
 
 
 def test_where_no_compilation_keeps_the_budget_the_closest_one_stays(monkeypatch: pytest.MonkeyPatch) -> None:
