@@ -79,7 +79,7 @@ $(SITE): $(INSTALLED)
 	@touch $@
 
 bench:
-	@for file in $(wildcard benchmarks/[a-z]*.py); do \
+	@for file in $$(grep -l __main__ benchmarks/[a-z]*.py); do \
 		printf 'make bench-%-16s %s\n' "$$(basename $$file .py | tr _ -)" "$$(sed -n '1s/^"""//p' $$file)"; \
 	done
 

@@ -14,7 +14,7 @@ from rematch.graph import Graph, baseline, simulate
 from rematch.planning.settings import REPLACE, Settings
 
 _TAPE_HOST_COST = 3.0  # times what an empty dispatch mode costs an operator: what benchmarks/tape.py shows
-_BESIDE_A_CARD = 2.0  # times as much again where launches wait for it: ResNet-50 on an H200 loses 40 us an operator
+_BESIDE_A_CARD = 2.0  # times that where launches wait for it: ResNet-50 on an H200 loses 40 us an operator
 _HOST_SHARE = 0.05  # of a step that the tape may cost before something else is tried
 
 

@@ -468,9 +468,8 @@ class Runner:
         Where the tape only watches, it stops at one of them.
         """
         if route.blocks is None and self.captures_blocks and route.watched:
-            only_watches = route.tape is not None and route.tape.readings is not None
             captured = self._keeps_card_waiting(route)
-            if only_watches or captured:
+            if captured or (route.tape is not None and route.tape.only_watches):
                 route.blocks = Blocks.of(self.module, captured=captured)
         return route.blocks
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
+from rematch.errors import BudgetInfeasible
 from rematch.graph import (
     Compute,
     Fetch,
@@ -196,3 +198,17 @@ def test_a_schedule_that_fits_the_card_may_take_longer_than_one_that_does_not(mo
     planner = Planner(Settings(budget=budget_bytes, time_limit=5.0, progress=False))
     plan = planner.plan(graph, torch.device("cuda"), engine="tape")
     assert simulate(graph, plan.schedule).peak_bytes <= lean_bytes
+
+
+def test_a_refusal_names_what_the_engines_own_order_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = chain(12, (70, 45, 25))
+    monkeypatch.setattr("rematch.planning.planner.idle_blocks", lambda device: [])
+    whole_bytes = simulate(graph, baseline(graph)).peak_bytes
+
+    def named(adapted: Callable[[Schedule], Schedule] | None) -> int:
+        planner = Planner(Settings(budget=whole_bytes // 50, time_limit=1.0, progress=False))
+        with pytest.raises(BudgetInfeasible) as refusal:
+            planner.plan(graph, torch.device("cuda"), engine="tape", adapted=adapted)
+        return refusal.value.feasible_from_bytes or 0
+
+    assert named(None) < whole_bytes <= named(lambda _: baseline(graph))  # an engine that keeps everything

@@ -99,8 +99,7 @@ class _Block:
         self._capture = capture  # None: it cannot be captured, or need not be
 
     def enter(self, tape: Tape) -> None:
-        only_watches = tape.plan is not None and tape.plan.readings is not None
-        if self._capture is not None or only_watches:
+        if self._capture is not None or (tape.plan is not None and tape.plan.only_watches):
             self.tape, self._thread = tape, threading.get_ident()
             self.module.__dict__["forward"] = self._forward
 

@@ -32,7 +32,7 @@ def tape_plan(recorded: RecordedGraph, schedule: Schedule) -> TapePlan:
     events = _events(recorded, calls_of, schedule, does.dropped | does.moved, contents)
     forward = [recording.calls[place] for place in places]
     moved = frozenset(contents[value][-1] for value in does.moved)
-    only_watches = not dropped and not noted and not moved
+    keeps_everything = not dropped and not noted and not moved
     return TapePlan(
         tuple(call.target for call in forward),
         noted,
@@ -42,7 +42,7 @@ def tape_plan(recorded: RecordedGraph, schedule: Schedule) -> TapePlan:
         rewritten=_rewritten(forward),
         moved=moved,
         leaving=_leaving(recorded, calls_of, schedule, {value: contents[value][-1] for value in does.moved}),
-        readings=recording.readings if only_watches else None,
+        readings=recording.readings if keeps_everything else None,
     )
 
 

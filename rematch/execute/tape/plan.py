@@ -70,6 +70,11 @@ class TapePlan:
     leaving: Mapping[int, tuple[ContentKey, ...]] = field(default_factory=dict)  # `len(calls)`: as forward ends
     readings: tuple[str, ...] | None = None
 
+    @property
+    def only_watches(self) -> bool:
+        """Whether a tape has nothing to do but to watch, and is told until when."""
+        return self.readings is not None
+
     @cached_property
     def steps(self) -> tuple[Step, ...]:
         """The calls, each with what the tape has to know when it comes."""
