@@ -5,7 +5,8 @@
 Two small batches are recorded. Sizes and times at others lie on a straight line through them, so a solver can be asked
 about any batch without recording it. A line that is drawn too far may miss: small kernels take as long as tinier ones,
 and libraries choose other algorithms, with other workspace, for larger ones. So the answer is recorded too, and asked
-for again between it and half of it, until it is near to what was recorded and fits.
+for again between it and half of it, until it is near to what was recorded and fits, on a card also into the places that
+CUDA's allocator has for its tensors.
 """
 
 from __future__ import annotations
@@ -142,7 +143,8 @@ def max_batch(
         at_found = recorded(found.batch)
         graph = with_host(at_found)
         seen = simulate(graph, found.schedule)
-        fits = seen.valid and seen.peak_bytes <= budget_bytes
+        excess_bytes = runner.planner.exceeded_by(graph, found.schedule, small.device) if seen.valid else 0
+        fits = seen.valid and not excess_bytes
         if fits and (best is None or found.batch > best[0].batch):
             best = found, graph, seen
         if found.batch > _TRUSTED * batches[1]:
@@ -154,7 +156,7 @@ def max_batch(
                 continue
         if fits:
             break
-        usable_bytes -= max(seen.peak_bytes - budget_bytes, usable_bytes // 100)
+        usable_bytes -= max(excess_bytes, usable_bytes // 100)
     if best is None:
         raise BudgetInfeasible(
             f"the memory of {small.graph.name} does not grow in proportion to the batch, and no batch was found that "

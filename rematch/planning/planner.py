@@ -48,6 +48,7 @@ _EVERYTHING_KEPT = "everything kept"
 _MOST_PLACINGS = 3  # searches for a schedule that CUDA's allocator has places for
 _MOST_ADAPTATIONS = 4  # of schedules to the engine that runs them, until one keeps the budget
 _MOST_LEFT_TO_ALLOCATOR = 0.15  # of a budget, for memory that is free in pieces too small to use
+_MODEL_ERROR = 0.01  # of what the allocator needs: cards were seen to need so much more than its model says
 _MOST_FOR_PLACES = 0.05  # of a step: what a schedule may cost more only because it needs less of the allocator,
 _NEARLY_PLACED = 0.01  # unless the others need so much more of it than there is, and this one fits
 _GROWN = 1.02  # times the budget that a plan was made for: with more, a faster one may be there
@@ -272,6 +273,14 @@ class Planner:
             return 0
         return max(0, peak_bytes + self.settings.reserve_bytes - parse_budget(self.settings.budget, self.whole_bytes))
 
+    def exceeded_by(self, graph: Graph, schedule: Schedule, device: torch.device) -> int:
+        """How many bytes more than the budget a schedule takes, or needs so that CUDA's allocator has places for it."""
+        excess_bytes = simulate(graph, schedule).peak_bytes - self.budget_bytes(graph, device)
+        if self._has_allocator(device) and self.settings.budget != AUTO:
+            needed_bytes = _Places(device, _as_it_is).needed_bytes(graph, schedule)
+            excess_bytes = max(excess_bytes, needed_bytes - parse_budget(self.settings.budget, self.whole_bytes or 1))
+        return max(0, excess_bytes)
+
     def budget_for(self, peak_bytes: int, device: torch.device) -> int:
         """The budget to ask for, so that tensors may take `peak_bytes`."""
         return math.ceil((peak_bytes + _SMALL_BYTES) / self._usable_share(device))
@@ -339,9 +348,10 @@ class _Places:
 
     def needed_bytes(self, graph: Graph, schedule: Schedule | None) -> int:
         assert schedule is not None
-        return least_cap(
+        modelled_bytes = least_cap(
             graph, self._as_run(schedule), expandable=self._expandable, segment=self._segment, idle=self._idle
         )
+        return math.ceil((1 + _MODEL_ERROR) * modelled_bytes)
 
 
 @cache

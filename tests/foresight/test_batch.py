@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import rematch
-from rematch.graph import baseline, simulate
+from rematch.graph import Graph, Schedule, baseline, simulate
 from rematch.graph.transforms import between
 from rematch.solvers.minimum import surely_needed_bytes
 from tests.modules import Net, batch, mean_square
@@ -95,3 +95,21 @@ class Fickle(Net):
 def test_what_cannot_be_answered_is_refused_in_words(model: type[nn.Module], budget: str, said: str) -> None:
     with pytest.raises(rematch.RematchError, match=said):
         rematch.max_batch(model(), batch, budget=budget, **OPTIONS)
+
+
+def test_on_a_card_its_allocator_must_have_places_for_the_largest_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Places:
+        """Loses a fifth of the memory in holes."""
+
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def needed_bytes(self, graph: Graph, schedule: Schedule) -> int:
+            return int(1.2 * simulate(graph, schedule).peak_bytes)
+
+    monkeypatch.setattr("rematch.planning.planner._Places", Places)
+    monkeypatch.setattr("rematch.planning.planner.Planner._has_allocator", lambda *_: True)
+    monkeypatch.setattr("rematch.planning.planner.Planner.outside_bytes", lambda *_: 0)
+    torch.manual_seed(0)
+    found = rematch.max_batch(Net(), batch, budget="1MB", close_enough=0.2, **{**OPTIONS, "time_limit": 0.4})
+    assert 0 < 1.2 * found.peak_bytes <= 1_000_000
