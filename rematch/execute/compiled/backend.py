@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,8 +31,8 @@ from rematch.errors import BudgetError, BudgetInfeasible
 from rematch.execute.compiled.ledger import Call, Ledger, SharedStep
 from rematch.execute.compiled.meter import StepMeter
 from rematch.execute.compiled.notebook import Note, Notebook, graph_key
-from rematch.execute.compiled.partitioner import Partitioner
-from rematch.execute.compiled.unused import detach_outputs, watch
+from rematch.execute.compiled.partitioner import Partitioner, Unrepeatable
+from rematch.execute.compiled.unused import Gradients, Moment, detach_outputs, likely_unused, watch
 from rematch.planning.budget import is_share, parse_budget
 from rematch.planning.compiled import Around, Decision, GraphPlanner, OtherGraph
 from rematch.planning.planner import Planner
@@ -43,7 +44,7 @@ _MOST_MEASUREMENTS = 8  # of one compilation, before we stop waiting for one tha
 _MARGIN = 0.005  # of the budget, left free when a plan is corrected
 _SLACK = 0.04  # of the budget: with more than this left over, another plan could be faster
 _OURS = ("budget", "solver", "time_limit", "reserve")
-VERSION = 3  # of what we make of a graph, for inductor's caches
+VERSION = 4  # of what we make of a graph, for inductor's caches
 backends: dict[str, CompiledBackend] = {}  # those of the name, by their options
 
 
@@ -88,7 +89,7 @@ class CompiledGraph:
         self._free = self.planner.free_share(self.device)  # when the graph was first seen
         self._module: GraphModule | None = module  # as long as it may be compiled again
         self._settled = False  # nothing is measured any more
-        self._all_used = False  # every output is to have a gradient, whatever the first steps show
+        self._all_used = False  # every output is to have a gradient, whatever one would expect or steps show
         self._example_inputs = list(example_inputs)
         self._traced = _like(TracingContext.try_get())
         self._run: Callable[..., Any] | None = None
@@ -121,11 +122,18 @@ class CompiledGraph:
         if self.compilations == 1 and settled is not None:
             self.planner.around = settled
             self.compilations += 1  # as many as there were, when another process measured
+        elif self.compilations == 1 and not self._all_used:
+            self.planner.around = replace(self.planner.around, unused=likely_unused(self._module))
         around = self.planner.around
         known = notebook.read(around)
         if known is not None:
             self.planner.adopt(Decision(known.plan, known.by_torch, known.predicted_bytes), known.asked_bytes)
-        asked = self._compile((*identity, str(around)))
+        try:
+            asked = self._compile((*identity, str(around)))
+        except Unrepeatable:
+            self._all_used = True
+            self.planner.around = around = replace(around, unused=())
+            asked = self._compile((*identity, str(around)))
         if not asked and known is None and self._trains:
             # Inductor has this graph from a run whose notes are gone: have it ask.
             asked = self._compile((*identity, str(around), time.time_ns()))
@@ -143,7 +151,8 @@ class CompiledGraph:
         from torch._inductor.compile_fx import compile_fx
 
         assert self._module is not None
-        partitioner = Partitioner(self.planner, identity)
+        results = len(self._module.graph.output_node().args[0])  # type: ignore[arg-type]
+        partitioner = Partitioner(self.planner, identity, results)
         patches = {**self.backend.inductor_options, "custom_partitioner_fn": partitioner}
         try:
             with _tracing_like_dynamo(self._traced):
@@ -174,22 +183,40 @@ class CompiledGraph:
             if self._given_up:
                 self._settle(measured=True)
         assert self._run is not None
+        unused = () if not torch.is_grad_enabled() or _is_fake(args) else self.planner.around.unused
+        before = Moment.now(self.device) if unused else None
         outputs = self._run(*args) if self._settled else self._measured(args)
-        unused = self.planner.around.unused
-        return watch(outputs, unused, self._used_after_all) if unused and torch.is_grad_enabled() else outputs
+        return outputs if before is None else watch(outputs, unused, args, partial(self._gradients_of, unused, before))
 
-    def _used_after_all(self) -> None:
-        """An output that had no gradient in the first steps has one."""
-        self._all_used = self._again = True
+    def _gradients_of(
+        self, places: Sequence[int], moment: Moment, args: Sequence[Any], gradients: Gradients
+    ) -> Gradients:
+        """Gradients of `args` through outputs at `places`, which were taken to have none: forward runs again."""
+        with moment.again():
+            if self.planner.around.unused:
+                self._compile_with_all_outputs()
+            assert self._run is not None
+            outputs = self._run(*args)
+        used = [(outputs[place], given) for place, given in zip(places, gradients, strict=True) if given is not None]
+        wanted = [arg for arg in args if isinstance(arg, torch.Tensor) and arg.requires_grad]
+        made = iter(torch.autograd.grad([o for o, _ in used], wanted, [g for _, g in used], allow_unused=True))
+        return [next(made) if isinstance(arg, torch.Tensor) and arg.requires_grad else None for arg in args]
+
+    def _compile_with_all_outputs(self) -> None:
+        """From now on, all outputs have gradients."""
+        self._all_used = True
         self._given_up = False
+        self._fitting = self._closest = None
         self.compilations = 0
         self.planner.around = replace(self.planner.around, unused=())
         if self._notebook is not None:
             self._notebook.settle(self.planner.around)
+        self.backend.ledger.drop(self)  # what is measured of this step was another compilation's
+        self.compile()
 
     def _measured(self, args: tuple[Any, ...]) -> Any:
         assert self._run is not None
-        if any(isinstance(given, FakeTensor) for given in args):  # DDP's buckets run so while they are compiled
+        if _is_fake(args):
             return self._run(*args)
         ledger = self.backend.ledger
         if not any(call.graph is self for call in ledger.pending):
@@ -274,7 +301,8 @@ class CompiledGraph:
             unused_bytes = meter.unused_bytes
             # What is above the prediction may be these gradients, which the next graph does not have.
             correction_bytes = min(around.correction_bytes, max(margin_bytes, around.correction_bytes - unused_bytes))
-            around = replace(around, unused=meter.unused, correction_bytes=correction_bytes)
+            unused = tuple(sorted({*around.unused, *meter.unused}))
+            around = replace(around, unused=unused, correction_bytes=correction_bytes)
         if peak_bytes <= asked_bytes:
             wasted = asked_bytes - peak_bytes + unused_bytes > _SLACK * asked_bytes
             if planner.decision.by_torch or not wasted or self.compilations > 1:
@@ -422,10 +450,10 @@ def _refusing(refusal: Exception) -> Callable[..., Any]:
     return refuse
 
 
-def _refusal_in(error: BaseException | None) -> BudgetInfeasible | OtherGraph | None:
+def _refusal_in(error: BaseException | None) -> BudgetInfeasible | OtherGraph | Unrepeatable | None:
     """Our own error, which torch may have wrapped."""
     while error is not None:
-        if isinstance(error, (BudgetInfeasible, OtherGraph)):
+        if isinstance(error, (BudgetInfeasible, OtherGraph, Unrepeatable)):
             return error
         inner = getattr(error, "inner_exception", None)
         error = inner if isinstance(inner, BaseException) else error.__cause__ or error.__context__
@@ -460,6 +488,11 @@ def _copy(module: GraphModule) -> GraphModule:
         if hasattr(theirs, "_dynamo_source"):
             ours._dynamo_source = theirs._dynamo_source  # type: ignore[attr-defined]
     return copied
+
+
+def _is_fake(args: Sequence[Any]) -> bool:
+    """DDP's buckets run so while they are compiled."""
+    return any(isinstance(given, FakeTensor) for given in args)
 
 
 def _device(example_inputs: Sequence[Any]) -> torch.device:

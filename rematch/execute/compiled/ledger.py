@@ -80,6 +80,10 @@ class Ledger:
             self.calls = []
         self.calls.append(call)
 
+    def drop(self, graph: CompiledGraph) -> None:
+        """Forget the calls of a graph that is compiled anew."""
+        self.calls = [call for call in self.calls if call.graph is not graph]
+
     def complete(self) -> list[Call]:
         """The calls of a step in which every backward has come; none as long as one has not."""
         if self.pending:

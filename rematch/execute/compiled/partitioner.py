@@ -19,7 +19,7 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch.fx import GraphModule
 
 from rematch.capture.inductor.copies import copy_module
-from rematch.capture.inductor.nodes import is_seed_input
+from rematch.capture.inductor.nodes import is_mutation, is_seed_input
 from rematch.errors import CaptureError, ScheduleError
 from rematch.execute.compiled.split import split
 from rematch.planning.compiled import GraphPlanner, OtherGraph
@@ -27,11 +27,19 @@ from rematch.planning.compiled import GraphPlanner, OtherGraph
 log = logging.getLogger("rematch")
 
 
-class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
-    """See the module; `called` once inductor has asked, which it does for training graphs that no cache has."""
+class Unrepeatable(Exception):
+    """Forward changes its arguments, so it cannot run again for the gradient of an output that should have none."""
 
-    def __init__(self, planner: GraphPlanner, identity: tuple[object, ...]) -> None:
+
+class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
+    """See the module; `called` once inductor has asked, which it does for training graphs that no cache has.
+
+    The graph that Dynamo traced has so many `results`, as far as is known.
+    """
+
+    def __init__(self, planner: GraphPlanner, identity: tuple[object, ...], results: int = 0) -> None:
         self.planner = planner
+        self.results = results
         self.called = False
         self._identity = identity
 
@@ -54,6 +62,8 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
         gm.graph.eliminate_dead_code()
         gm.graph = fx_graph_cse(gm.graph)
         gm.recompile()
+        if self.planner.around.unused and self._changes_arguments(gm, **kwargs):
+            raise Unrepeatable
         own = min_cut_rematerialization_partition(copy_module(gm)[0], joint_inputs, **kwargs)
         try:
             return self._planned(gm, own, **kwargs)
@@ -66,6 +76,10 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
             )
             log.info("no plan for a graph of torch.compile", exc_info=True)
             return own
+
+    def _changes_arguments(self, joint: GraphModule, *, num_fwd_outputs: int, **_: Any) -> bool:
+        """Whether forward may: by operators that write, or by results that AOTAutograd copies into arguments."""
+        return num_fwd_outputs > self.results or any(is_mutation(node) for node in joint.graph.nodes)
 
     def _planned(
         self,
