@@ -1,0 +1,33 @@
+"""Plans for graphs that inductor compiles: what lies around them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from rematch.capture.inductor.read import COPIES
+from rematch.execute.compiled.partitioner import Partitioner
+from rematch.graph import Graph
+from rematch.planning.compiled import GraphPlanner
+from rematch.planning.planner import Planner
+from rematch.planning.settings import Settings
+from tests.inductor_graphs import run_partitioned, use_eager_kernels
+
+
+def test_copies_that_inductor_will_make_are_not_there_when_a_graph_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what libraries have allocated by then would be taken for the copies."""
+    use_eager_kernels(monkeypatch)
+    monkeypatch.setattr("rematch.capture.inductor.read.GraphLowering.decide_layout_opt", lambda *_, **__: True)
+    counted: list[int] = []
+
+    def outside_bytes(_: Planner, graph: Graph, *__: object) -> int:
+        counted.extend(value.size_bytes for value in graph.values if value.name == COPIES)
+        return 0
+
+    monkeypatch.setattr(Planner, "outside_bytes", outside_bytes)
+    planner = GraphPlanner(Planner(Settings(budget="1GiB", progress=False)))
+    run_partitioned(nn.Conv2d(3, 8, 3), torch.randn(2, 3, 16, 16), Partitioner(planner, ()))
+    assert planner.decision is not None and planner.decision.capture is not None
+    planned = [value.size_bytes for value in planner.decision.capture.graph.values if value.name == COPIES]
+    assert counted == [0] and planned[0] > 0
