@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .images import Body, UNet, basic_body, bottleneck_body, regnet, resnet
+from .images import Body, UNet, basic_body, bottleneck_body, inverted_body, regnet, resnet
 from .operators import UNO, fno, ufno, uno_levels
 from .small import MLP, RecurrentModel, TransposedNorms
 from .tokens import (
@@ -255,6 +255,7 @@ def _tiny_cases() -> list[Case]:
         fourier_operator("fno3d", inward=2, width=8, modes=(3, 3, 3), depth=2, padding=2, batch=8, grid=(8, 8, 8)),
         u_fourier_operator("ufno", inward=2, width=8, modes=3, depth=1, levels=2, padding=4, batch=4, grid=(8, 8, 12)),
         u_shaped_operator("uno", width=2, shrink=8, batch=8),
+        residual_network("mobilenet", inverted_body, (1, 2), width=8, batch=16, resolution=32, classes=10),
     ]
 
 

@@ -36,6 +36,18 @@ def bottleneck_body(inward: int, outward: int, stride: int) -> nn.Sequential:
     )
 
 
+def inverted_body(inward: int, outward: int, stride: int, *, expansion: int = 4) -> nn.Sequential:
+    """MobileNetV2's branch: wide inside, with a convolution for each channel, and ReLU6 in place."""
+    wide = expansion * inward
+    return nn.Sequential(
+        conv_norm(inward, wide, 1),
+        nn.ReLU6(inplace=True),
+        conv_norm(wide, wide, 3, stride, groups=wide),
+        nn.ReLU6(inplace=True),
+        conv_norm(wide, outward, 1),
+    )
+
+
 class SqueezeExcite(nn.Module):
     """Scales each channel by a gate computed from the means of all."""
 
@@ -133,7 +145,7 @@ class ResidualNet(nn.Module):
 
 
 def resnet(body: Body, width: int, depths: Sequence[int], classes: int) -> ResidualNet:
-    """ResNet of `basic_body` or `bottleneck_body`; `width` is the stem's, 64 in the paper."""
+    """ResNet of `basic_body` or `bottleneck_body`, or another branch; `width` is the stem's, 64 in the paper."""
     expansion = 4 if body is bottleneck_body else 1
     widths = [expansion * width * 2**stage for stage in range(len(depths))]
     strides = [1] + [2] * (len(depths) - 1)

@@ -7,7 +7,8 @@ Operators are the calls that make or change storages, in eager's order; views co
 back only after the loss, so the graph is marked `recompute_after_loss`, and what belongs to the loss or to backward
 runs once. Values live as long as Python holds them: where that is longer than anyone reads them, a *release* operator
 of no cost reads them last. In-place operators become part of the operator that made the storage, if nobody reads it in
-between; otherwise the storage is pinned: what makes, changes or reads it before the change is not run again.
+between but copies, which then belong to it too (autograd clones what ReLU6 or SiLU write over, for their backward);
+otherwise the storage is pinned: what makes, changes or reads it before the change is not run again.
 
 A value is movable if autograd saves it in forward and nobody else has it when backward begins: the engine can then copy
 it out as it is saved, and its memory is free once the copy has ended.
@@ -62,6 +63,7 @@ class RecordedGraph:
     calls: tuple[tuple[int, ...], ...]  # per operator; none for the loss, releases and random states
     storage_of: dict[int, int]  # value -> storage, for values that have one
     notes: tuple[str, ...] = ()
+    splits_products: bool = False  # whether forward was recorded with a node of autograd for each factor
 
     @property
     def device(self) -> torch.device:
@@ -130,8 +132,8 @@ class _Assembly:
                 continue
             if self._has_late_data(storage, maker, writers):
                 self.late[maker] = writers[-1]
-            for writer in writers:
-                self.head[writer] = maker
+            for place in (*self._copies_between(storage, maker, writers[-1]), *writers):
+                self.head[place] = maker
 
     def _can_join(self, storage: int, maker: int, writers: list[int]) -> bool:
         """Whether the writes and what makes the storage can be run one right after the other: where that is, or where
@@ -139,7 +141,8 @@ class _Assembly:
         last = writers[-1]
         if self.calls[maker].phase is not self.calls[last].phase:
             return False
-        if any(maker < reader < last and reader not in writers for reader in self.readers[storage]):
+        others = {reader for reader in self.readers[storage] if maker < reader < last}.difference(writers)
+        if not others.issubset(self._copies_between(storage, maker, last)):
             return False
         if any(saved.at <= last for saved in self.storages[storage].saved):
             return False
@@ -148,6 +151,17 @@ class _Assembly:
             if call.makes or call.writes != (storage,) or writer in self.head:
                 return False
         return not self._has_late_data(storage, maker, writers) or self._can_join_late(storage, maker, writers)
+
+    def _copies_between(self, storage: int, maker: int, last: int) -> list[int]:
+        """Copies of a storage before its last write that nobody writes to: they can be made whenever it is."""
+        between = (place for place in self.readers[storage] if maker < place < last)
+        return [
+            place
+            for place in between
+            if self.calls[place].target is torch.ops.aten.clone.default
+            and self.calls[place].reads == (storage,)
+            and not any(made in self.writers for made in self.calls[place].makes)
+        ]
 
     def _has_late_data(self, storage: int, maker: int, writers: list[int]) -> bool:
         """Whether something is written that is made after the storage."""
@@ -166,6 +180,8 @@ class _Assembly:
         """
         last = writers[-1]
         group = [self.calls[place] for place in (maker, *writers)]
+        if self._copies_between(storage, maker, last):  # which others may read before the last write
+            return False
         if last >= self.recording.forward_until or any(draws(call.target, call.args, call.kwargs) for call in group):
             return False
         data = {other for place in (maker, *writers) for other in self._data_of(place, storage)}

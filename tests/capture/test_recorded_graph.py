@@ -51,7 +51,7 @@ def eager_peak(module: nn.Module, sample: Any, loss: Callable[[Any], torch.Tenso
     return peak_bytes
 
 
-@pytest.mark.parametrize("name", ["mlp", "gpt", "resnet_basic", "transformer", "regnet"])
+@pytest.mark.parametrize("name", ["mlp", "gpt", "resnet_basic", "transformer", "regnet", "mobilenet"])
 def test_the_peak_of_eager_is_predicted_to_the_byte(name: str) -> None:
     case = TINY[name]
     module, sample = case.build(), case.sample()
@@ -137,6 +137,24 @@ def test_what_is_read_before_it_is_written_is_pinned() -> None:
     recorded = graph_of(Computed(function), X)
     assert all(op_of(recorded, part).once for part in ("addmm", "add_", "mul__"))
     assert not any(op_of(recorded, part).once for part in ("exp_", "cos_"))
+
+
+def test_a_copy_of_what_is_written_over_is_part_of_the_operator_too() -> None:
+    recorded = graph_of(Computed(lambda y: nn.functional.silu(y, inplace=True).sin().exp()), X)
+    joined = op_of(recorded, "silu_")
+    assert joined.name.startswith("addmm+clone+silu_") and not joined.once
+    sizes = [recorded.graph.values[value].size_bytes for value in joined.outputs]
+    assert len(sizes) == 2 and sizes[0] == sizes[1]  # autograd's copy and what was written over
+
+
+def test_a_copy_that_is_written_over_itself_pins_what_it_is_of() -> None:
+    def function(y: torch.Tensor) -> torch.Tensor:
+        other = y.detach().clone()
+        y.mul_(2)
+        return (other.add_(1) + y.cos()).sin()
+
+    recorded = graph_of(Computed(function), X)
+    assert all(op_of(recorded, part).once for part in ("addmm", "clone", "mul__"))
 
 
 def test_filled_memory_can_be_made_again_and_empty_memory_cannot() -> None:
