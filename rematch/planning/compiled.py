@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch.fx import GraphModule
 
-from rematch.capture.inductor.lowered import Kernel, lower_step
+from rematch.capture.inductor.lowered import Kernel, LoweredStep, lower_step
 from rematch.capture.inductor.peak import StepPeaks, predicted_peaks
 from rematch.capture.inductor.read import COPIES, FusedCapture, read_fused
 from rematch.capture.joint.read import LossCost, graph_with_outside
@@ -122,6 +122,7 @@ class GraphPlanner:
         self._least_tried = False  # the plan of the smallest peak, after another one took more than was predicted
         self._beyond_bytes = 0  # that inductor takes beyond what a plan predicts, as far as it was seen,
         self._beyond_of: tuple[int, ...] = ()  # of the graph without the gradients of these outputs
+        self._lowered: dict[tuple[object, ...], LoweredStep] = {}  # halves that inductor has laid out before
         self._unreadable = ""  # why inductor's layout could not be read
 
     @property
@@ -203,13 +204,20 @@ class GraphPlanner:
 
         resident_bytes = _without_copies(graph).resident_bytes  # inductor's copies are buffers
         try:
-            step = lower_step(*halves, returned=capture.found.forward_outputs)
+            step = self._lower(halves, capture.found.forward_outputs)
         except Exception as error:
             # Private to inductor, and only a prediction: what is compiled will be measured.
             self._unreadable = f"{type(error).__name__}: {error}".splitlines()[0]
             log.info("inductor's layout of a graph cannot be read", exc_info=True)
             return None
         return step.peaks(resident_bytes=resident_bytes, workspace=workspace_of)
+
+    def _lower(self, halves: Halves, returned: int) -> LoweredStep:
+        """The halves as inductor lays them out. What was so before a graph was measured still is."""
+        key = (self.around.unused, *(half.code for half in halves))
+        if key not in self._lowered:
+            self._lowered[key] = lower_step(*halves, returned=returned)
+        return self._lowered[key]
 
     def _tried(self, job: _Job, plan: Plan) -> _Candidate:
         """The plan with what inductor makes of it."""

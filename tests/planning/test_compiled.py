@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -9,10 +11,12 @@ from torch import nn
 from rematch.capture.inductor.read import COPIES
 from rematch.execute.compiled.partitioner import Partitioner
 from rematch.graph import Graph
+from rematch.planning import compiled
 from rematch.planning.compiled import GraphPlanner
 from rematch.planning.planner import Planner
 from rematch.planning.settings import Settings
 from tests.inductor_graphs import run_partitioned, use_eager_kernels
+from tests.modules import Net, batch
 
 
 def test_copies_that_inductor_will_make_are_not_there_when_a_graph_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,3 +35,21 @@ def test_copies_that_inductor_will_make_are_not_there_when_a_graph_is_planned(mo
     assert planner.decision is not None and planner.decision.capture is not None
     planned = [value.size_bytes for value in planner.decision.capture.graph.values if value.name == COPIES]
     assert counted == [0] and planned[0] > 0
+
+
+def test_halves_that_are_the_same_are_lowered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph that is compiled again has the same partition by torch, which is compared with the budget each time."""
+    lowered: list[object] = []
+    lower_step = compiled.lower_step
+
+    def noting(*halves: Any, **options: Any) -> Any:
+        lowered.append(halves)
+        return lower_step(*halves, **options)
+
+    monkeypatch.setattr(compiled, "lower_step", noting)
+    planner = GraphPlanner(Planner(Settings(budget="100%", progress=False)))
+    for _ in range(2):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        run_partitioned(Net(depth=2), batch(), Partitioner(planner, ()))
+    assert len(lowered) == 1
