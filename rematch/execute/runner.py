@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 import threading
 import types
 import warnings
@@ -43,6 +44,7 @@ from rematch.execute.ranks import plan_of_rank_0
 from rematch.execute.referee import differences
 from rematch.execute.replay.engine import Replay, Retraced, is_tracing, loss_cost
 from rematch.execute.routes import Kind, Route, describe
+from rematch.execute.split_products import with_split_products
 from rematch.execute.tape import Blocks, Budget, Parting, run
 from rematch.execute.tape.from_schedule import at_unpackings, tape_plan
 from rematch.execute.tape.stored import from_data, to_data
@@ -65,6 +67,7 @@ log = logging.getLogger("rematch")
 _MOST_PATHS = 4  # plans for one kind of call, before what its Python does counts as unpredictable
 _MOST_CORRECTIONS = 2  # of a plan whose measured peak was above the budget
 _MOST_RETRACES = 2  # of one kind of call, before it counts as one that no guard can follow
+_SPLIT_NOTE = "products: the gradients of two factors are computed one by one, for both at once do not fit"
 
 
 _NO_MATTER = ("cache", "progress")  # settings that plans do not depend on
@@ -130,10 +133,11 @@ class Runner:
             return inner
         return types.MethodType(type(self.module).forward, self.module)
 
-    def _planned_forward(self) -> Callable[..., Any]:
+    def _planned_forward(self, splits_products: bool = False) -> Callable[..., Any]:
         """The module's own forward, with its head and loss in slices if the user asked for that."""
         chunks = self.planner.settings.chunk_loss
-        return self.plain if chunks == 1 else with_chunked_loss(self.plain, head_of(self.module), chunks)
+        forward = self.plain if chunks == 1 else with_chunked_loss(self.plain, head_of(self.module), chunks)
+        return with_split_products(forward) if splits_products else forward
 
     @property
     def has_trained(self) -> bool:
@@ -188,7 +192,9 @@ class Runner:
     def _owns(self, parameter: torch.Tensor) -> bool:
         return any(parameter is own for own in self.module.parameters())
 
-    def recorded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RecordedGraph:
+    def recorded(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, splits_products: bool = False
+    ) -> RecordedGraph:
         """The graph of a training step with these arguments, with its costs and what lies outside of it."""
         settings = self.planner.settings
         device = _device(self.module, args, kwargs)
@@ -200,7 +206,7 @@ class Runner:
         ):
             recording = record(
                 self.module,
-                self._planned_forward(),
+                self._planned_forward(splits_products),
                 args,
                 kwargs,
                 loss=self.loss,
@@ -212,7 +218,14 @@ class Runner:
             )
             notes = (*profiler.notes, *settings.about_checkpoints(recording.checkpoints), *settings.about_chunks)
             made = recorded_graph(recording, name=type(self.module).__name__, notes=notes)
-        return replace(made, graph=self._with_outside(made.step))
+        return replace(made, graph=self._with_outside(made.step), splits_products=splits_products)
+
+    def leaner(self, recorded: RecordedGraph, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RecordedGraph | None:
+        """The same step with the gradients of factors computed one by one; None if it has no products to split."""
+        if recorded.splits_products:
+            return None
+        split = self.recorded(args, kwargs, splits_products=True)
+        return None if split.graph.fingerprint == recorded.graph.fingerprint else split
 
     def _with_outside(self, step: StepGraph, allocated: int | None = None) -> Graph:
         """The graph with the user's own loss, where that is not recorded, and with what is allocated already.
@@ -281,6 +294,9 @@ class Runner:
         except CannotRecord as refused:
             log.info("%s: %s; values are dropped as memory runs short", type(self.module).__name__, refused)
             return Route(None)
+        required = self.planner.required
+        if required is not None and required.graph_fingerprint != recorded.graph.fingerprint:
+            recorded = self.leaner(recorded, args, kwargs) or recorded
         return self._planned(key, recorded, args, kwargs)
 
     # Plans of earlier starts
@@ -331,7 +347,15 @@ class Runner:
             plan = replace(plan, notes=tuple(note for note in plan.notes if note != CACHE_NOTE))
             self.plan_cache.put(name, StoredPlan(plan, step, tape))
 
-    def _planned(self, key: Kind, recorded: RecordedGraph, args: Any, kwargs: Any) -> Route:
+    def _planned(
+        self,
+        key: Kind,
+        recorded: RecordedGraph,
+        args: Any,
+        kwargs: Any,
+        refused: BudgetInfeasible | None = None,
+    ) -> Route:
+        """The route for a recorded step. `refused` is why there is none for the same step without products split."""
         if not recorded.recording.roots:
             return Route(None, recorded.step, plain=True)
         engine, notes = self._engine(key, recorded, args, kwargs)
@@ -342,8 +366,12 @@ class Runner:
             runnable = partial(at_unpackings, recorded)
             plan = self.planner.plan(recorded.graph, recorded.device, engine=TAPE, notes=notes, adapted=runnable)
         except BudgetInfeasible as infeasible:
+            leaner = self.leaner(recorded, args, kwargs)
+            if leaner is not None:
+                return self._planned(key, leaner, args, kwargs, refused=infeasible)
             if not self.planner.plans:
-                raise _explained(infeasible, recorded, self.planner.settings) from None
+                smaller = min((infeasible, refused or infeasible), key=_named_bytes)
+                raise _explained(smaller, recorded, self.planner.settings) from None
             plan = self.planner.least_memory_plan(recorded.graph, recorded.device, engine=TAPE, notes=notes)
             peak_bytes = plan.figures.peak_bytes or 0
             if peak_bytes > recorded.graph.resident_bytes + available_bytes(
@@ -368,6 +396,8 @@ class Runner:
 
     def _engine(self, key: Kind, recorded: RecordedGraph, args: Any, kwargs: Any) -> tuple[str, tuple[str, ...]]:
         """Which engine runs this graph, and why if the user did not choose."""
+        if recorded.splits_products:
+            return TAPE, (_SPLIT_NOTE,)
         asked = self.planner.settings.engine
         required = self.planner.required
         if required is not None and asked == AUTO:
@@ -441,7 +471,7 @@ class Runner:
         if not route.watched:
             before_first_step(route)
         replaced = self.planner.settings.checkpoints == REPLACE
-        forward = self._planned_forward()
+        forward = self._planned_forward(route.tape is not None and route.tape.splits_products)
         forward = without_checkpoints(forward) if replaced else forward
         if route.runs_plainly:
             outputs = forward(*args, **kwargs)
@@ -495,6 +525,8 @@ class Runner:
 
     def _keeps_card_waiting(self, route: Route) -> bool:
         if route.tape is None or route.step is None or route.step.device.type != "cuda":
+            return False
+        if route.tape.splits_products:  # by Python, which captured blocks have none of
             return False
         return costs_the_host(len(route.tape.calls), route.step.graph, route.step.device)
 
@@ -615,6 +647,11 @@ class Unbound:
 
     def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return self.runner(*args, **kwargs)
+
+
+def _named_bytes(infeasible: BudgetInfeasible) -> float:
+    """The smallest budget that a refusal names."""
+    return math.inf if infeasible.feasible_from_bytes is None else infeasible.feasible_from_bytes
 
 
 def _explained(infeasible: BudgetInfeasible, recorded: RecordedGraph, settings: Settings) -> BudgetInfeasible:

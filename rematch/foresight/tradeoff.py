@@ -13,7 +13,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from rematch.api import Loss, make_settings, record_step, with_checkpoints, with_chunks, with_offload
+from rematch.api import (
+    Loss,
+    as_arguments,
+    make_settings,
+    record_step,
+    with_checkpoints,
+    with_chunks,
+    with_offload,
+)
 from rematch.foresight.answer import Answer
 from rematch.graph import Graph, Schedule, baseline, simulate
 from rematch.planning.budget import describe_largest_need, parse_budget
@@ -217,6 +225,8 @@ def min_budget(
     runner, recorded = record_step(
         model, sample, replace(settings, accumulate=accumulate), loss=loss, optimizer=optimizer
     )
+    plain_bytes = simulate(recorded.graph, baseline(recorded.graph)).peak_bytes
+    recorded = runner.leaner(recorded, *as_arguments(sample)) or recorded  # what `remat` runs where nothing else fits
     graph = recorded.graph
     found = _range_of(graph, time_limit)
     seen = simulate(graph, found.schedule).checked()
@@ -224,7 +234,7 @@ def min_budget(
         name=graph.name,
         budget_bytes=runner.planner.budget_for(seen.peak_bytes, recorded.device),
         infeasible_up_to_bytes=found.infeasible_up_to_bytes,
-        baseline_peak_bytes=simulate(graph, baseline(graph)).peak_bytes,
+        baseline_peak_bytes=plain_bytes,
         extra_pct=extra_pct(seen.seconds, graph.baseline_seconds),
         limit=describe_largest_need(graph),
         graph=graph,

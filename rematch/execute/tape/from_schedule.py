@@ -43,6 +43,7 @@ def tape_plan(recorded: RecordedGraph, schedule: Schedule) -> TapePlan:
         moved=moved,
         leaving=_leaving(recorded, calls_of, schedule, {value: contents[value][-1] for value in does.moved}),
         readings=recording.readings if keeps_everything else None,
+        splits_products=recorded.splits_products,
     )
 
 

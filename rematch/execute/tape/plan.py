@@ -57,6 +57,8 @@ class TapePlan:
 
     Where everything is kept, a tape only watches for another path. `readings` are then the values that forward reads:
     once all of them have come and are the same again, no data can lead to another path, and nobody need watch.
+
+    The plan may hold for a forward that `splits_products`; see `rematch.execute.split_products`.
     """
 
     calls: tuple[Any, ...]
@@ -69,6 +71,7 @@ class TapePlan:
     moved: frozenset[ContentKey] = frozenset()
     leaving: Mapping[int, tuple[ContentKey, ...]] = field(default_factory=dict)  # `len(calls)`: as forward ends
     readings: tuple[str, ...] | None = None
+    splits_products: bool = False
 
     @property
     def only_watches(self) -> bool:
