@@ -306,7 +306,7 @@ def lift(model: EpochModel, point: Floats) -> Schedule:
     count = len(graph.ops)
     repeated: list[set[int]] = [set() for _ in range(count + 1)]  # per stage, operators
     for epoch, chosen in model.recomputations(point):
-        for op, stage in _first_uses(graph, chosen, int(model.moments[epoch]), int(model.ends[epoch])).items():
+        for op, stage in first_uses(graph, chosen, int(model.moments[epoch]), int(model.ends[epoch])).items():
             repeated[stage].add(op)
     for (epoch, op), column in model.twice.items():
         if point[column] > 0.5:
@@ -318,7 +318,7 @@ def lift(model: EpochModel, point: Floats) -> Schedule:
     return Schedule.from_ops(graph, sequence)
 
 
-def _first_uses(graph: Graph, chosen: list[int], moment: int, end: int) -> dict[int, int]:
+def first_uses(graph: Graph, chosen: list[int], moment: int, end: int) -> dict[int, int]:
     """The stage in which each chosen operator of an epoch is first needed there, by a first computation or another."""
     a = graph.arrays
     stages: dict[int, int] = {}

@@ -11,11 +11,15 @@ graph: `placing` finds places for the copies, and the oracle times them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from rematch.graph import Compute, Fetch, Free, Graph, Offload, Op, Schedule, Value, simulate
 from rematch.graph.schedule import Step
+from rematch.solvers.common.local_search import schedule_of
+from rematch.solvers.default.epochs import first_uses
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +78,18 @@ class Fetchable:
             sequence += [op, *(fetcher[value] for value in self.graph.ops[op].outputs if value in fetcher)]
         schedule = Schedule.from_ops(self.reduced, sequence)
         return schedule if simulate(self.reduced, schedule).valid else None
+
+    def lifted(self, again: Sequence[int], moment: int) -> Schedule:
+        """The schedule of `reduced` that runs these operators again, and fetches all that is moved, after `moment`.
+
+        Each comes just before its first use there, `moment` being a position in `graph`. It may break a budget.
+        """
+        a = self.reduced.arrays
+        chosen = [*again, *range(len(self.graph.ops), len(self.reduced.ops))]
+        after = int(a.position[self.graph.arrays.order[moment]])
+        uses = first_uses(self.reduced, chosen, after, len(self.reduced.ops))
+        rows = [(stage, int(a.position[op])) for op, stage in uses.items()]
+        return schedule_of(self.reduced, np.array(rows, dtype=np.int32).reshape(-1, 2))
 
     def runs_of(self, schedule: Schedule) -> list[int]:
         """What a schedule of `reduced` runs, in the form that `start_from` takes."""

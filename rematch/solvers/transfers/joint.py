@@ -1,11 +1,14 @@
-"""The three choices together: local search around what the joint relaxation moves, under its bound.
+"""The three choices together: local search around what the joint relaxation does, under its bound.
 
 `search_jointly(incumbent, seed=0, threads=2)`
 
-The joint relaxation (`joint_model`) is a linear program. It gives the lower bound and says which values to move
-(`choosing`). In a graph where these come back for nearly nothing (`fetchable`) the local search of recomputation then
-chooses among all three, beginning from the best schedule known. Its schedules get places for their copies (`placing`)
-and go to the oracle. Where computation waits for copies, the next choice moves less there.
+The joint relaxation (`joint_model`) is a linear program. It gives the lower bound and says which values to move and
+what to compute again (`choosing`). In a graph where moved values come back for nearly nothing (`fetchable`) the local
+search of recomputation then chooses among all three. It begins in turn from the relaxation's own choices, lifted to a
+schedule, and from the best schedule known: local search alone does not leave a schedule that keeps one large value
+where many small ones in its place are better, and the relaxation knows nothing of what its other rounds found. Its
+schedules get places for their copies (`placing`) and go to the oracle. Where computation waits for copies, the next
+choice moves less there.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from rematch.solvers.common.local_search import LocalSearch
 from rematch.solvers.common.precedence import Precedence
 from rematch.solvers.default.epochs import first_moments
 from rematch.solvers.incumbent import Incumbent
-from rematch.solvers.transfers.choosing import Choice
+from rematch.solvers.transfers.choosing import Choice, Chosen
 from rematch.solvers.transfers.fetchable import Fetchable
 from rematch.solvers.transfers.joint_model import JointModel
 from rematch.solvers.transfers.placing import placed
@@ -30,7 +33,6 @@ _WORTH_A_RISE = 0.002  # points of the bound; after two counts of moments that b
 _WHOLE_SHARE = 0.3  # of the time left, for the relaxation in whole numbers
 _WHOLE_COLUMNS = 6_000  # of the relaxation, up to which that is tried
 _PRICE = 0.005  # of the time that a copy takes: enough that nothing is fetched for nothing
-_ANEW = 5  # every so many rounds begin from nothing
 _MOVES_PER_OP = 40  # of local search in a round
 _LEAST_MOVES = 20_000
 _OTHER_SEED = 1_000_000  # added for the second search
@@ -128,7 +130,7 @@ def _tell_bound(incumbent: Incumbent, found: Minimum | None, model: JointModel, 
 
 
 class _Search:
-    """Rounds of local search, each with the values that the relaxation chooses to move."""
+    """Rounds of local search, each with what the relaxation chooses to move and to compute again."""
 
     def __init__(self, incumbent: Incumbent, seed: int) -> None:
         self._incumbent, self._seed = incumbent, seed
@@ -140,19 +142,21 @@ class _Search:
     def run(self) -> None:
         """Rounds until the incumbent's search is over, or nothing is worth moving."""
         while not self._incumbent.over:
-            values = self._choice.next(self._incumbent.deadline)
-            if not values and self._rounds == 0:
+            chosen = self._choice.next(self._incumbent.deadline)
+            if not chosen.moved and self._rounds == 0:
                 return
-            self._round(values)
+            self._round(chosen)
 
-    def _round(self, values: list[int]) -> None:
+    def _round(self, chosen: Chosen) -> None:
         problem = self._incumbent.problem
         graph = problem.graph
         assert graph.link is not None, "only a link moves values"
         speed = graph.link.in_bytes_per_second
-        fetchable = Fetchable.of(graph, {value: _PRICE * int(graph.arrays.size[value]) / speed for value in values})
-        anew = self._rounds % _ANEW == _ANEW - 1
-        start = fetchable.start_from(self._best) if self._best and not anew else None
+        prices = {value: _PRICE * int(graph.arrays.size[value]) / speed for value in chosen.moved}
+        fetchable = Fetchable.of(graph, prices)
+        start = fetchable.start_from(self._best) if self._best and self._rounds % 2 else None
+        if start is None:
+            start = fetchable.lifted(chosen.again, self._choice.moment)
         search = LocalSearch(
             Problem(fetchable.reduced, problem.budget_bytes), seed=self._seed + self._rounds, start=start
         )
@@ -162,7 +166,7 @@ class _Search:
             return
         schedule = placed(problem, fetchable.steps_of(search.best))
         self._offer(schedule, fetchable.runs_of(search.best))
-        self._choice.learn(schedule, values)
+        self._choice.learn(schedule, chosen.moved)
 
     def _offer(self, schedule: Schedule, runs: list[int]) -> None:
         self._incumbent.offer(schedule, "joint")

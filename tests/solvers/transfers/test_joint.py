@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import count
 
+import numpy as np
 import pytest
 from hypothesis import assume, given, strategies as st
 
@@ -17,6 +18,8 @@ from rematch.solvers.base import BoundScope, Deadline
 from rematch.solvers.common.highs import minimise
 from rematch.solvers.common.local_search import LocalSearch
 from rematch.solvers.common.precedence import Precedence
+from rematch.solvers.default.epochs import first_moments
+from rematch.solvers.transfers.choosing import Choice
 from rematch.solvers.transfers.fetchable import Fetchable
 from rematch.solvers.transfers.joint_model import JointModel
 from rematch.solvers.transfers.placing import placed
@@ -181,6 +184,22 @@ def test_placing_keeps_schedules_valid_and_within_the_budget(data: st.DataObject
     assert better.host_bytes <= plain.host_bytes
 
 
+@examples(50)
+@given(st.data(), graphs(max_ops=5))
+def test_whatever_is_chosen_can_be_lifted(data: st.DataObject, graph: Graph) -> None:
+    a = graph.arrays
+    movable = [value for value in range(len(graph.values)) if a.producer[value] >= 0 and a.producer[value] != a.loss]
+    assume(movable)
+    moment = data.draw(st.integers(0, len(graph.ops) - 1))
+    moved = data.draw(st.sets(st.sampled_from(movable)))
+    again = [op for op in range(len(graph.ops)) if a.position[op] <= moment and a.first_stage[op] <= a.last_stage[op]]
+    chosen = data.draw(st.sets(st.sampled_from(again))) if again else set()
+    fetchable = Fetchable.of(graph, dict.fromkeys((v for v in moved if a.position[a.producer[v]] <= moment), 1.0))
+    lifted = fetchable.lifted(sorted(chosen), moment)
+    runs = simulate(fetchable.reduced, lifted).checked().counts
+    assert all(runs[op] == 1 + (op in chosen or op >= len(graph.ops)) for op in range(len(runs)))
+
+
 @pytest.fixture
 def problem() -> Problem:
     graph = replace(gpt(layers=3), link=Link(55e9, 55e9, host_bytes=2**40))
@@ -214,6 +233,30 @@ def test_starts_from_what_other_rounds_and_methods_ran(problem: Problem) -> None
     assert simulate(graph, Schedule.of(fewer.steps_of(other))).valid
     swapped = [runs[1], runs[0], *runs[2:]]  # first computations in another order
     assert fetchable.start_from(swapped) is None
+
+
+def test_lifting_costs_what_the_relaxation_says(problem: Problem) -> None:
+    """Up to what rounding changes, and within a budget that is larger by as much."""
+    graph = problem.graph
+    model = JointModel(Precedence.of(graph), problem.budget_bytes, first_moments(problem, 1))
+    bound = minimise(model.program, deadline=Deadline(20), relaxed=True).bound
+    choice = Choice(problem, seed=0)
+    chosen = choice.next(Deadline(20))
+    fetchable = Fetchable.of(graph, dict.fromkeys(chosen.moved, 0.0))
+    lifted = simulate(fetchable.reduced, fetchable.lifted(chosen.again, choice.moment)).checked()
+    assert chosen.moved and chosen.again
+    assert (lifted.seconds / graph.baseline_seconds - 1.0) * 100.0 == pytest.approx(bound, abs=1.0)
+    assert lifted.peak_bytes < 1.1 * problem.budget_bytes
+
+
+def test_of_equal_blocks_the_early_ones_move_but_not_always_the_same() -> None:
+    graph = replace(gpt(layers=12), link=Link(25e9, 25e9, host_bytes=2**40))
+    choice = Choice(Problem(graph, simulate(graph, baseline(graph)).peak_bytes // 2), seed=0)
+    a = graph.arrays
+    moved = [choice.next(Deadline(20)).moved for _ in range(4)]
+    centres = [np.average(a.position[a.producer[values]], weights=a.size[values]) for values in moved]
+    assert len(set(map(tuple, moved))) == 4
+    assert np.mean(centres) < 0.4 * choice.moment
 
 
 def test_a_link_without_host_memory_is_as_none(problem: Problem) -> None:
