@@ -40,6 +40,7 @@ _NEAR = 2.0  # times the budget: a plan that is predicted to take no more is tri
 _SHARES = (0.5, 0.25, 0.25)  # of the time to solve, for the first plan and those that follow what inductor makes of it
 _SLACK = 0.02  # of the budget: with more than this left over, another plan could be faster
 _SLACK_AGAIN = 0.04  # the same after a second look, which takes a part of a compilation
+_UNMEASURED = 0.01  # of the budget, on a card, until a step is measured: what libraries take beyond predictions
 _UNSURE = 0.25  # of the budget: predictions of torch's own partition that are as close are checked
 _FREE_STEP = 2**28  # bytes, less than what budget="auto" leaves unused
 OWN = "torch.compile's own partition"
@@ -266,7 +267,9 @@ class GraphPlanner:
         """
         assert self.asked_bytes is not None
         graph, device = job.capture.graph, job.device
-        budget = max(1, self.asked_bytes - self.around.correction_bytes - self._beyond_bytes)
+        measured = self.around.correction_bytes != 0 or self.around.between_bytes is not None
+        unsure_bytes = 0 if measured or device.type != "cuda" else int(_UNMEASURED * self.asked_bytes)
+        budget = max(1, self.asked_bytes - self.around.correction_bytes - self._beyond_bytes - unsure_bytes)
         limit = share * self.settings.time_limit
         planner = Planner(replace(self.settings, budget=budget, time_limit=limit))
         # Those of an earlier start, where inductor has forgotten what we remember, or of rank 0.
@@ -280,7 +283,6 @@ class GraphPlanner:
             if self.lenient:
                 return None
             least_bytes = refusal.feasible_from_bytes or 0
-            measured = self.around.correction_bytes != 0 or self.around.between_bytes is not None
             # Library kernels may need less workspace than in eager mode, and results other than the loss may have no
             # gradients: measuring will tell. What was measured of one plan need not hold for a tighter one, so that one
             # is measured too before the budget is refused.

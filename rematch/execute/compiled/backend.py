@@ -44,7 +44,7 @@ _MOST_MEASUREMENTS = 8  # of one compilation, before we stop waiting for one tha
 _MARGIN = 0.005  # of the budget, left free when a plan is corrected
 _SLACK = 0.04  # of the budget: with more than this left over, another plan could be faster
 _OURS = ("budget", "solver", "time_limit", "reserve")
-VERSION = 4  # of what we make of a graph, for inductor's caches
+VERSION = 5  # of what we make of a graph, for inductor's caches
 backends: dict[str, CompiledBackend] = {}  # those of the name, by their options
 
 
