@@ -42,7 +42,8 @@ log = logging.getLogger("rematch")
 _MARGIN = 0.05  # of the device's memory that budget="auto" leaves free, for fragmentation and what is not counted
 _ALLOCATOR_SHARE = 0.005  # of a budget: CUDA's allocator gives a tensor a block that may be larger than asked for
 _SMALL_BYTES = 1024  # left to the few numbers that kernels wrap as tensors for a moment
-_MINIMUM_SECONDS = 10.0  # to look for the smallest budget when the one asked for does not work
+_MINIMUM_SECONDS = 10.0  # to look for the smallest budget when the one asked for does not work,
+_MINIMUM_SECONDS_PER_OP = 0.01  # or more for a large graph, whose minimum cuts take long
 _INTERRUPTED_NOTE = "plan: the best when a signal ended the search; another search may find a faster one"
 _EVERYTHING_KEPT = "everything kept"
 _MOST_PLACINGS = 3  # searches for a schedule that CUDA's allocator has places for
@@ -51,8 +52,11 @@ _MOST_LEFT_TO_ALLOCATOR = 0.15  # of a budget, for memory that is free in pieces
 _MODEL_ERROR = 0.01  # of what the allocator needs: cards were seen to need so much more than its model says
 _MOST_FOR_PLACES = 0.05  # of a step: what a schedule may cost more only because it needs less of the allocator,
 _NEARLY_PLACED = 0.01  # unless the others need so much more of it than there is, and this one fits
+_NEARLY_SMALLEST = (1.0, 1.002, 1.004, 1.006, 1.008, 1.01)  # times the smallest peak: schedules that may need less
 _GROWN = 1.02  # times the budget that a plan was made for: with more, a faster one may be there
 _TIGHTEST: dict[str, Schedule] = {}  # by the fingerprint of the graph; see `budget_range`
+_IMPOSSIBLE: dict[tuple[str, bytes], int] = {}  # budgets proved to be too small, for graphs with the same bytes
+_CLOSE = 1.006  # times a budget that is proved to be too small: no search looks for a smaller one than this
 
 
 class Planner:
@@ -65,7 +69,8 @@ class Planner:
         self.withheld_bytes = 0  # of a budget in bytes: by so much a measured peak was above it
         self.host_bytes = host_bytes(settings.offload)  # that values may move to
         self.whole_bytes: int | None = None  # what a percentage is of: eager's peak on the first training graph
-        self._as_run: Callable[[Schedule], Schedule] = _as_it_is  # by the engine, while there is one to plan for
+        self._device: torch.device | None = None  # of the engine, while there is one to plan for,
+        self._as_run: Callable[[Schedule], Schedule] = _as_it_is  # and how that runs schedules
 
     def plan(
         self,
@@ -90,7 +95,7 @@ class Planner:
         problem = Problem(graph, self.budget_bytes(graph, device))
         planned = self._planned_before(problem, engine)
         if planned is None:
-            with self._for_engine(adapted or _as_it_is):
+            with self._for_engine(device, adapted or _as_it_is):
                 found = self._without_search(problem) or self._searched(problem, device)
                 found = self._placed(problem, found, device) if placed else found
                 found = found if adapted is None else self._runnable(problem, found, device)
@@ -102,13 +107,13 @@ class Planner:
         return self.remember(planned)
 
     @contextmanager
-    def _for_engine(self, as_run: Callable[[Schedule], Schedule]) -> Iterator[None]:
+    def _for_engine(self, device: torch.device, as_run: Callable[[Schedule], Schedule]) -> Iterator[None]:
         """Plan for an engine that runs schedules so; it is not kept, for it may know a whole recording."""
-        self._as_run = as_run
+        self._device, self._as_run = device, as_run
         try:
             yield
         finally:
-            self._as_run = _as_it_is
+            self._device, self._as_run = None, _as_it_is
 
     def least_memory_plan(
         self, graph: Graph, device: torch.device, *, engine: str, notes: tuple[str, ...] = ()
@@ -154,12 +159,10 @@ class Planner:
 
     def _searched(self, problem: Problem, device: torch.device) -> Solution:
         """What the solver finds; raises `BudgetInfeasible`."""
-        from rematch.solvers.minimum import surely_needed_bytes
-
         s = self.settings
         pinned = pin(problem.graph, s.keep, s.recompute)
         inside = Problem(pinned.graph, problem.budget_bytes)
-        if surely_needed_bytes(inside.graph) > inside.budget_bytes:  # say at once what no search can find
+        if _is_impossible(inside):  # say at once what no search can find
             raise self._infeasible(inside, device, tightest(inside.graph, 0)[1], proved=True)
         with solving_progress(problem.graph.baseline_seconds, s.progress) as on_progress:
             found = solve(inside, s.solver, time_limit=s.time_limit, on_progress=on_progress, **s.options)
@@ -234,9 +237,14 @@ class Planner:
         return first
 
     def _smallest(self, graph: Graph, enough_bytes: int) -> Solution:
-        """The schedule with the smallest peak that can be found, whatever it costs; see `tightest`."""
+        """The schedule with the smallest peak that can be found, whatever it costs; see `tightest`.
+
+        For an engine on a card, it is of the schedules with about that peak the one that needs least of its allocator.
+        """
         pinned = pin(graph, self.settings.keep, self.settings.recompute)
         schedule = pinned.schedule_of(tightest(pinned.graph, enough_bytes)[0])
+        if self._device is not None and self._has_allocator(self._device) and not self.settings.pins:
+            schedule = _most_compact(graph, schedule, _Places(self._device, self._as_run))
         return Solution(schedule, Status.FEASIBLE, "the search for small budgets")
 
     def _last_resort(self, problem: Problem, device: torch.device, failed: Solution) -> Solution:
@@ -301,10 +309,10 @@ class Planner:
         works_bytes = self.budget_for(possible_bytes, device)
         if self._has_allocator(device):
             as_run = _as_it_is if self.settings.pins else self._as_run  # pins make another graph
-            schedule, _ = tightest(problem.graph, possible_bytes)
+            places = _Places(device, as_run)
+            schedule = _most_compact(problem.graph, tightest(problem.graph, possible_bytes)[0], places)
             run_bytes = self.budget_for(simulate(problem.graph, as_run(schedule)).peak_bytes, device)
-            needed_bytes = _Places(device, as_run).needed_bytes(problem.graph, schedule)
-            works_bytes = max(works_bytes, run_bytes, needed_bytes)
+            works_bytes = max(works_bytes, run_bytes, places.needed_bytes(problem.graph, schedule))
         return BudgetInfeasible(
             f"a budget of {format_bytes(problem.budget_bytes)} {verdict} by {problem.graph.name}: "
             f"the smallest that was found to work is {works_bytes} bytes ({format_bytes(works_bytes)}).\n"
@@ -354,6 +362,16 @@ class _Places:
         return math.ceil((1 + _MODEL_ERROR) * modelled_bytes)
 
 
+def _most_compact(graph: Graph, schedule: Schedule, places: _Places) -> Schedule:
+    """Of a schedule and those that a little more memory makes of it, the one that needs least of CUDA's allocator.
+
+    What is lost between tensors differs by a few percent from one schedule to the next, and only trying them tells.
+    """
+    peak_bytes = simulate(graph, schedule).peak_bytes
+    others = (_with_what_fits(Problem(graph, int(share * peak_bytes)), schedule) for share in _NEARLY_SMALLEST)
+    return min((schedule, *others), key=lambda tried: places.needed_bytes(graph, tried))
+
+
 @cache
 def _load_libraries(device: torch.device) -> None:
     """Have cuBLAS allocate its workspace now, in this thread and in backward's: it stays, and belongs to the peak."""
@@ -397,8 +415,10 @@ def available_bytes(device: torch.device, planned_for: str | None) -> int:
 def tightest(graph: Graph, enough_bytes: int) -> tuple[Schedule, int]:
     """The schedule with the smallest peak that can be found, and that peak; one that has `enough_bytes` will do."""
     known = _TIGHTEST.get(graph.fingerprint)
-    if known is None or simulate(graph, known).peak_bytes > enough_bytes:
-        known = budget_range(graph, _MINIMUM_SECONDS).schedule
+    known_bytes = math.inf if known is None else simulate(graph, known).peak_bytes
+    if known is None or known_bytes > max(enough_bytes, _CLOSE * _impossible_bytes(graph)):
+        seconds = max(_MINIMUM_SECONDS, _MINIMUM_SECONDS_PER_OP * len(graph.ops))
+        known = budget_range(graph, seconds).schedule
     return known, simulate(graph, known).peak_bytes
 
 
@@ -415,4 +435,29 @@ def budget_range(graph: Graph, seconds: float) -> BudgetRange:
     if known is not None and known_bytes < found.feasible_from_bytes:
         found = replace(found, feasible_from_bytes=known_bytes, schedule=known)
     _TIGHTEST[graph.fingerprint] = found.schedule
+    if _proofs_hold(graph):
+        _IMPOSSIBLE[_with_bytes(graph)] = max(_impossible_bytes(graph), found.infeasible_up_to_bytes)
     return found
+
+
+def _is_impossible(problem: Problem) -> bool:
+    """Whether it is known without a search that no schedule keeps the budget."""
+    from rematch.solvers.minimum import surely_needed_bytes
+
+    graph = problem.graph
+    return max(surely_needed_bytes(graph), _impossible_bytes(graph) + 1) > problem.budget_bytes
+
+
+def _impossible_bytes(graph: Graph) -> int:
+    """The largest budget that a search has proved to be too small."""
+    return _IMPOSSIBLE.get(_with_bytes(graph), -1) if _proofs_hold(graph) else -1
+
+
+def _proofs_hold(graph: Graph) -> bool:
+    """Whether all schedules are in default order and without host memory, as those are that proofs are about."""
+    return graph.recompute_after_loss and graph.link is None
+
+
+def _with_bytes(graph: Graph) -> tuple[str, bytes]:
+    """The fingerprint, and what it leaves out of the bytes that operators need."""
+    return graph.fingerprint, graph.op_bytes.tobytes()

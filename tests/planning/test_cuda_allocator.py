@@ -26,7 +26,7 @@ from rematch.graph import (
     simulate,
 )
 from rematch.planning.cuda_allocator import Allocator, OutOfMemory, fits, least_cap
-from rematch.planning.planner import Planner
+from rematch.planning.planner import Planner, tightest
 from rematch.planning.settings import Settings
 from tests.examples import examples
 
@@ -212,3 +212,25 @@ def test_a_refusal_names_what_the_engines_own_order_needs(monkeypatch: pytest.Mo
         return refusal.value.feasible_from_bytes or 0
 
     assert named(None) < whole_bytes <= named(lambda _: baseline(graph))  # an engine that keeps everything
+
+
+def test_a_refusal_names_what_the_most_compact_schedule_near_the_smallest_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph = chain(12, (70, 45, 25))
+    monkeypatch.setattr("rematch.planning.planner.idle_blocks", lambda device: [])
+    smallest, peak_bytes = tightest(graph, 0)
+    needed = {
+        schedule.steps.tobytes(): 2 * peak_bytes + number * MIB
+        for number, schedule in enumerate((baseline(graph), smallest))
+    }
+
+    def least_cap(graph: Graph, schedule: Schedule, **_: object) -> int:
+        return needed.get(schedule.steps.tobytes(), 2 * peak_bytes - MIB)
+
+    monkeypatch.setattr("rematch.planning.planner.least_cap", least_cap)
+    monkeypatch.setattr("rematch.planning.planner._MODEL_ERROR", 0.0)
+    planner = Planner(Settings(budget=peak_bytes // 50, time_limit=1.0, progress=False))
+    with pytest.raises(BudgetInfeasible) as refusal:
+        planner.plan(graph, torch.device("cuda"), engine="tape")
+    assert refusal.value.feasible_from_bytes == 2 * peak_bytes - MIB

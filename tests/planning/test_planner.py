@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from rematch.planning import planner
 from rematch.planning.plan import Plan
 from rematch.planning.settings import Settings
 from rematch.solvers import Deadline, OnProgress, Problem, Solution, Solver, Status
+from rematch.solvers.minimum import surely_needed_bytes
 from tests.captures import Given, everything_twice
 from tests.modules import BATCH, Net, batch, mean_square
 from tests.training import assert_trains_alike, measured_peak, step_of
@@ -284,3 +286,28 @@ def test_what_is_found_instead_recomputes_no_more_than_the_budget_asks_for() -> 
     assert plan.figures.solver == "clueless, then the search for small budgets"
     assert plan.figures.peak_bytes is not None and plan.figures.peak_bytes <= budget
     assert simulate(graph, plan.schedule).seconds < simulate(graph, least.schedule).seconds
+
+
+class Asked(Clueless):
+    """Must not be asked."""
+
+    def solve(self, problem: Problem, *, deadline: Deadline, on_progress: OnProgress) -> Solution:
+        raise AssertionError("what is proved needs no search")
+
+
+def test_for_a_budget_that_is_proved_to_be_too_small_no_solver_is_asked() -> None:
+    graph = replace(gpt(3), recompute_after_loss=True)
+    known = planner.budget_range(graph, 5.0)
+    assert known.infeasible_up_to_bytes >= surely_needed_bytes(graph), "the test needs a proof that takes a search"
+    refusing = planner.Planner(Settings(budget=known.infeasible_up_to_bytes, solver=Asked()))
+    with pytest.raises(BudgetInfeasible, match="cannot be kept") as refusal:
+        refusing.plan(graph, CPU, engine="tape")
+    assert refusal.value.feasible_from_bytes is not None
+    assert refusal.value.feasible_from_bytes <= refusing.budget_for(known.feasible_from_bytes, CPU)
+
+
+def test_a_proof_for_one_order_says_nothing_about_others() -> None:
+    graph = gpt(3)  # whose schedules may be in any order
+    known = planner.budget_range(graph, 2.0)
+    with pytest.raises(AssertionError, match="no search"):
+        planner.Planner(Settings(budget=known.infeasible_up_to_bytes, solver=Asked())).plan(graph, CPU, engine="replay")
