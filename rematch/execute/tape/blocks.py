@@ -44,10 +44,13 @@ class Blocks:
     """The blocks of one module, for one plan."""
 
     def __init__(self, modules: list[nn.Module], *, captured: bool = True) -> None:
-        captures: dict[type, _Capture | None] = {}
-        for kind in {type(module) for module in modules}:
-            captures[kind] = _Capture(kind) if captured else None
-        self._blocks = [_Block(module, captures[type(module)]) for module in modules]
+        captures: dict[Any, _Capture | None] = {}
+        self._blocks: list[_Block] = []
+        for module in modules:
+            kind = _alike(module)
+            if kind not in captures:
+                captures[kind] = _Capture(type(module)) if captured else None
+            self._blocks.append(_Block(module, captures[kind]))
         self._lock = threading.Lock()
         self._attention: tuple[bool, ...] | None = None  # kernels that were allowed when the blocks were captured
 
@@ -130,8 +133,17 @@ class _Block:
         return type(self.module).forward(self.module, *args, **kwargs)
 
 
+def _alike(module: nn.Module) -> Any:
+    """What blocks have in common that share a capture.
+
+    Dynamo compiles one piece of code a few times only, and the blocks of a U-Net all have other sizes.
+    """
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    return type(module), tuple((name, tensor.shape, tensor.dtype) for name, tensor in tensors)
+
+
 class _Capture:
-    """What Dynamo makes of one class of blocks."""
+    """What Dynamo makes of blocks that are alike."""
 
     def __init__(self, kind: type[nn.Module]) -> None:
         self._compiled: Callable[..., Any] = torch.compile(

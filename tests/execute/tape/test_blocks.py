@@ -151,6 +151,24 @@ def test_blocks_run_unseen_with_the_same_bits(policy: Policy) -> None:
     assert all("forward" not in module.__dict__ for module in gradients.module.modules())
 
 
+def test_blocks_of_many_sizes_run_unseen() -> None:
+    """More than Dynamo compiles of one piece of code."""
+
+    class Bottleneck(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.down, self.up = nn.Linear(16, width), nn.Linear(width, 16)
+
+        def forward(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+            return x + scale * self.up(torch.tanh(self.down(x)))
+
+    sizes = torch._dynamo.config.recompile_limit + 2
+    widths = iter(range(1, sizes + 1))
+    gradients = Gradients(Stack(lambda: Bottleneck(next(widths)), depth=sizes))
+    gradients.assert_equal(2)
+    assert gradients.blocks.unseen == sizes
+
+
 @pytest.mark.parametrize("policy", [drop_all, drop_some(4), drop_some(5)])
 def test_casts_inside_operators_are_made_again(policy: Policy) -> None:
     gradients = Gradients(Casting(), policy)
