@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from rematch.api import Loss, make_settings, record_step, with_checkpoints, with_chunks, with_offload
+from rematch.capture.memory import use_expandable_segments
 from rematch.errors import BudgetError, BudgetInfeasible, GraphError
 from rematch.foresight.answer import Answer
 from rematch.graph import Graph, Simulation, baseline, simulate
@@ -117,6 +118,8 @@ def max_batch(
         return linked(graph, small.device, device, host_limit_bytes)
 
     runner, small = record_step(model, make_sample(_RECORDED[0]), settings, loss=loss, optimizer=optimizer)
+    if device is None:
+        use_expandable_segments(small.device)  # as training will: else more of the card is taken to be lost in pieces
     batches, graphs = _RECORDED, (small.graph, recorded(_RECORDED[1]))
     budget_bytes = runner.planner.budget_bytes(small.graph, small.device)
 

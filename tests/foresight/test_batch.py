@@ -113,3 +113,13 @@ def test_on_a_card_its_allocator_must_have_places_for_the_largest_batch(monkeypa
     torch.manual_seed(0)
     found = rematch.max_batch(Net(), batch, budget="1MB", close_enough=0.2, **{**OPTIONS, "time_limit": 0.4})
     assert 0 < 1.2 * found.peak_bytes <= 1_000_000
+
+
+def test_the_allocator_is_asked_as_training_will_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[torch.device] = []
+    monkeypatch.setattr("rematch.foresight.batch.use_expandable_segments", asked.append)
+    options = {**OPTIONS, "time_limit": 0.2, "close_enough": 0.5}
+    rematch.max_batch(Net(), batch, budget="1MB", **options)
+    assert asked == []  # for a card that is not there, nothing of this process matters
+    rematch.max_batch(Net(), batch, budget="1MB", **{**options, "device": None})
+    assert asked == [torch.device("cpu")]
