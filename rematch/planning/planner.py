@@ -25,7 +25,7 @@ from rematch.errors import BudgetInfeasible
 from rematch.graph import Graph, Schedule, baseline, simulate
 from rematch.graph.model import ALREADY_ALLOCATED
 from rematch.planning.budget import describe_largest_need, parse_budget
-from rematch.planning.cuda_allocator import LARGE_SEGMENT, least_cap
+from rematch.planning.cuda_allocator import LARGE_SEGMENT, fits, least_cap
 from rematch.planning.host import host_bytes
 from rematch.planning.pins import pin
 from rematch.planning.plan import Plan
@@ -52,6 +52,7 @@ _MOST_LEFT_TO_ALLOCATOR = 0.15  # of a budget, for memory that is free in pieces
 _MODEL_ERROR = 0.01  # of what the allocator needs: cards were seen to need so much more than its model says
 _MOST_FOR_PLACES = 0.05  # of a step: what a schedule may cost more only because it needs less of the allocator,
 _NEARLY_PLACED = 0.01  # unless the others need so much more of it than there is, and this one fits
+_FILLINGS = 20  # budgets between that of a plan that has its places and the one asked for
 _NEARLY_SMALLEST = (1.0, 1.002, 1.004, 1.006, 1.008, 1.01)  # times the smallest peak: schedules that may need less
 _GROWN = 1.02  # times the budget that a plan was made for: with more, a faster one may be there
 _TIGHTEST: dict[str, Schedule] = {}  # by the fingerprint of the graph; see `budget_range`
@@ -208,6 +209,30 @@ class Planner:
             is_better = needed_bytes < least_bytes and more_seconds <= worth_seconds
             if is_better or needed_bytes <= cap_bytes < (1 - _NEARLY_PLACED) * least_bytes:
                 best = replace(compact, lower_bound_seconds=bound)
+        return best if best is found or self.settings.pins else self._with_places_filled(problem, best, places)
+
+    def _with_places_filled(self, problem: Problem, found: Solution, places: _Places) -> Solution:
+        """A solution for less than the budget without recomputations that the budget and the allocator have room for.
+
+        What is lost between tensors differs from one schedule to the next, so that some that take more still fit.
+        """
+        graph, best = problem.graph, found
+        assert found.schedule is not None
+        if found.schedule.moves:  # which go by times that would change
+            return found
+        cap_bytes = parse_budget(self.settings.budget, self.whole_bytes or 1)
+        peak_bytes = simulate(graph, found.schedule).peak_bytes
+        for part in range(1, _FILLINGS + 1):
+            more_bytes = peak_bytes + (problem.budget_bytes - peak_bytes) * part // _FILLINGS
+            tried = replace(found, schedule=_with_what_fits(Problem(graph, more_bytes), found.schedule))
+            assert tried.schedule is not None
+            faster = _seconds(graph, tried) < _seconds(graph, best)
+            if (
+                faster
+                and _fits(self._as_run(tried.schedule), problem)
+                and places.suffice(graph, tried.schedule, cap_bytes)
+            ):
+                best = tried
         return best
 
     def _runnable(self, problem: Problem, found: Solution, device: torch.device) -> Solution:
@@ -355,11 +380,18 @@ class _Places:
         self._idle = idle_blocks(device)
 
     def needed_bytes(self, graph: Graph, schedule: Schedule | None) -> int:
+        """What a process must be allowed to reserve."""
         assert schedule is not None
         modelled_bytes = least_cap(
             graph, self._as_run(schedule), expandable=self._expandable, segment=self._segment, idle=self._idle
         )
         return math.ceil((1 + _MODEL_ERROR) * modelled_bytes)
+
+    def suffice(self, graph: Graph, schedule: Schedule, cap_bytes: int) -> bool:
+        """Whether a process can train that may reserve so much; faster to tell than what it needs."""
+        modelled_bytes = int(cap_bytes / (1 + _MODEL_ERROR))
+        run = self._as_run(schedule)
+        return fits(graph, run, modelled_bytes, expandable=self._expandable, segment=self._segment, idle=self._idle)
 
 
 def _most_compact(graph: Graph, schedule: Schedule, places: _Places) -> Schedule:

@@ -190,14 +190,41 @@ def test_a_schedule_that_fits_the_card_may_take_longer_than_one_that_does_not(mo
             pass
 
         def needed_bytes(self, graph: Graph, schedule: Schedule) -> int:
-            fits = simulate(graph, schedule).peak_bytes <= lean_bytes
-            return budget_bytes if fits else 2 * budget_bytes
+            return budget_bytes if self.suffice(graph, schedule, budget_bytes) else 2 * budget_bytes
+
+        def suffice(self, graph: Graph, schedule: Schedule, _: int) -> bool:
+            return simulate(graph, schedule).peak_bytes <= lean_bytes
 
     monkeypatch.setattr("rematch.planning.planner._Places", Places)
     monkeypatch.setattr("rematch.planning.planner._MOST_FOR_PLACES", 0.0)
     planner = Planner(Settings(budget=budget_bytes, time_limit=5.0, progress=False))
     plan = planner.plan(graph, torch.device("cuda"), engine="tape")
     assert simulate(graph, plan.schedule).peak_bytes <= lean_bytes
+
+
+def test_room_that_a_tighter_plan_leaves_is_filled(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = chain(16, (70, 45, 25))
+    budget_bytes = int(0.6 * simulate(graph, baseline(graph)).peak_bytes)
+    placed: list[int] = []
+
+    class Places:
+        """Says that a schedule needs far too much, until one is tried that needs far less."""
+
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def needed_bytes(self, graph: Graph, schedule: Schedule) -> int:
+            placed.append(simulate(graph, schedule).peak_bytes)
+            return int((1.1 if len(placed) == 1 else 0.9) * budget_bytes)
+
+        def suffice(self, graph: Graph, schedule: Schedule, cap_bytes: int) -> bool:
+            return cap_bytes == budget_bytes
+
+    monkeypatch.setattr("rematch.planning.planner._Places", Places)
+    planner = Planner(Settings(budget=budget_bytes, time_limit=5.0, progress=False))
+    plan = planner.plan(graph, torch.device("cuda"), engine="tape")
+    assert len(placed) == 2 and placed[1] < 0.92 * budget_bytes
+    assert placed[1] < simulate(graph, plan.schedule).peak_bytes <= budget_bytes
 
 
 def test_a_refusal_names_what_the_engines_own_order_needs(monkeypatch: pytest.MonkeyPatch) -> None:
