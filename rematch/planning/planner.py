@@ -182,7 +182,7 @@ class Planner:
         """
         if not self._has_allocator(device) or self.settings.budget == AUTO:
             return found
-        cap_bytes = parse_budget(self.settings.budget, self.whole_bytes or 1)
+        cap_bytes = self._cap_bytes
         places = _Places(device, self._as_run)
         best, bound = found, found.lower_bound_seconds
         least_bytes = places.needed_bytes(problem.graph, found.schedule)
@@ -220,7 +220,6 @@ class Planner:
         assert found.schedule is not None
         if found.schedule.moves:  # which go by times that would change
             return found
-        cap_bytes = parse_budget(self.settings.budget, self.whole_bytes or 1)
         peak_bytes = simulate(graph, found.schedule).peak_bytes
         for part in range(1, _FILLINGS + 1):
             more_bytes = peak_bytes + (problem.budget_bytes - peak_bytes) * part // _FILLINGS
@@ -230,7 +229,7 @@ class Planner:
             if (
                 faster
                 and _fits(self._as_run(tried.schedule), problem)
-                and places.suffice(graph, tried.schedule, cap_bytes)
+                and places.suffice(graph, tried.schedule, self._cap_bytes)
             ):
                 best = tried
         return best
@@ -311,8 +310,13 @@ class Planner:
         excess_bytes = simulate(graph, schedule).peak_bytes - self.budget_bytes(graph, device)
         if self._has_allocator(device) and self.settings.budget != AUTO:
             needed_bytes = _Places(device, _as_it_is).needed_bytes(graph, schedule)
-            excess_bytes = max(excess_bytes, needed_bytes - parse_budget(self.settings.budget, self.whole_bytes or 1))
+            excess_bytes = max(excess_bytes, needed_bytes - self._cap_bytes)
         return max(0, excess_bytes)
+
+    @property
+    def _cap_bytes(self) -> int:
+        """What a process may reserve: the budget as the user has it, unless that is what the device has free."""
+        return parse_budget(self.settings.budget, self.whole_bytes or 1)
 
     def budget_for(self, peak_bytes: int, device: torch.device) -> int:
         """The budget to ask for, so that tensors may take `peak_bytes`."""
