@@ -29,7 +29,7 @@ from rematch.graph import Graph, Schedule, baseline, simulate
 from rematch.planning.budget import parse_budget
 from rematch.planning.joint import profiling
 from rematch.planning.plan import Plan
-from rematch.planning.planner import Planner, available_bytes
+from rematch.planning.planner import SMALLEST, Planner, available_bytes
 from rematch.planning.settings import ASSUMED_LOSS, AUTO, COMPILED
 from rematch.report.progress import measuring_progress
 from rematch.solvers.base import Problem, Solution, Status
@@ -43,6 +43,7 @@ _SLACK_AGAIN = 0.04  # the same after a second look, which takes a part of a com
 _UNMEASURED = 0.01  # of the budget, on a card, until a step is measured: what libraries take beyond predictions
 _UNSURE = 0.25  # of the budget: predictions of torch's own partition that are as close are checked
 _FREE_STEP = 2**28  # bytes, less than what budget="auto" leaves unused
+_LEAST: dict[tuple[object, ...], Schedule] = {}  # by graph and pins, as named in refusals
 OWN = "torch.compile's own partition"
 Halves = tuple[GraphModule, GraphModule]
 Cut = Callable[[FusedCapture, Schedule], Halves]
@@ -256,9 +257,28 @@ class GraphPlanner:
             slack = _SLACK if len(tried) == 1 else _SLACK_AGAIN
             if found.peaks is None or 0 <= target_bytes - found.predicted_bytes <= slack * target_bytes:
                 break
+        if best is not None and best.predicted_bytes > target_bytes:
+            # A refusal names what inductor makes of the plan with the smallest peak: whoever asks for that gets it.
+            least = self._least(job)
+            if all(least.schedule != other.schedule for other in tried):
+                best = min(best, self._tried(job, least), key=lambda made: made.rank(target_bytes))
         if best is not None and best.predicted_bytes >= own_bytes:
             return None
         return best
+
+    def _least(self, job: _Job) -> Plan:
+        """The plan with the smallest peak, whatever inductor makes of it: the same one whenever it is asked for."""
+        graph, notes = job.capture.graph, (*job.capture.notes, *self._notes())
+        planner = Planner(self.settings)
+        key = (graph.fingerprint, self.settings.pins)
+        known = _LEAST.get(key)
+        if known is None:
+            plan = planner.least_memory_plan(graph, job.device, engine=COMPILED, notes=notes)
+            _LEAST[key] = plan.schedule
+            return plan
+        budget_bytes = max(simulate(graph, known).peak_bytes, planner.budget_bytes(graph, job.device))
+        found = Solution(known, Status.FEASIBLE, SMALLEST)
+        return Plan.from_solution(Problem(graph, budget_bytes), found, notes, COMPILED)
 
     def _search(self, job: _Job, share: float, again: bool) -> Plan | None:
         """A plan whose peak should be the budget with what inductor takes beyond it.
@@ -279,7 +299,7 @@ class GraphPlanner:
             return planner.plan(graph, device, engine=COMPILED, notes=notes, placed=False)
         except BudgetInfeasible as refusal:
             if again or self.around.shares:
-                return planner.least_memory_plan(graph, device, engine=COMPILED, notes=notes)
+                return self._least(job)
             if self.lenient:
                 return None
             least_bytes = refusal.feasible_from_bytes or 0
@@ -289,7 +309,7 @@ class GraphPlanner:
             near_bytes = self.asked_bytes if measured else int(_NEAR * self.asked_bytes)
             if not least_bytes:
                 raise
-            least = planner.least_memory_plan(graph, device, engine=COMPILED, notes=notes)
+            least = self._least(job)
             if self._least_tried or least_bytes > near_bytes:
                 really_bytes = self._tried(job, least).predicted_bytes
                 if really_bytes > self.asked_bytes - self.around.correction_bytes:

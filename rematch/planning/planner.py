@@ -58,6 +58,7 @@ _GROWN = 1.02  # times the budget that a plan was made for: with more, a faster 
 _TIGHTEST: dict[str, Schedule] = {}  # by the fingerprint of the graph; see `budget_range`
 _IMPOSSIBLE: dict[tuple[str, bytes], int] = {}  # budgets proved to be too small, for graphs with the same bytes
 _CLOSE = 1.006  # times a budget that is proved to be too small: no search looks for a smaller one than this
+SMALLEST = "the search for small budgets"  # what found a schedule with the smallest peak
 
 
 class Planner:
@@ -269,7 +270,7 @@ class Planner:
         schedule = pinned.schedule_of(tightest(pinned.graph, enough_bytes)[0])
         if self._device is not None and self._has_allocator(self._device) and not self.settings.pins:
             schedule = _most_compact(graph, schedule, _Places(self._device, self._as_run))
-        return Solution(schedule, Status.FEASIBLE, "the search for small budgets")
+        return Solution(schedule, Status.FEASIBLE, SMALLEST)
 
     def _last_resort(self, problem: Problem, device: torch.device, failed: Solution) -> Solution:
         """Where a solver found nothing, the search for the smallest budget may have; else it has one to name."""

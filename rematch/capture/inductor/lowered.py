@@ -24,6 +24,7 @@ from torch._inductor.ir import IRNode, MultiOutput, MultiOutputLayout, NoneLayou
 from torch._inductor.virtualized import V
 from torch.fx import GraphModule, Node
 from torch.utils._ordered_set import OrderedSet
+from torch.utils._python_dispatch import _disable_current_modes
 
 from rematch.capture.inductor.buffers import tensor_bytes
 from rematch.capture.inductor.copies import copy_module, traced_name
@@ -166,7 +167,8 @@ def _lower(module: GraphModule, values: Sequence[Any], *, backward: bool, donate
     copied, _ = copy_module(module)
     fake_mode = detect_fake_mode(values)
     assert fake_mode is not None
-    with preserve_rng_state(), torch.no_grad(), DebugContext(), V.set_fake_mode(fake_mode):
+    # Inductor may time kernels while it schedules, on real tensors: modes of whoever traces must not see them.
+    with _disable_current_modes(), preserve_rng_state(), torch.no_grad(), DebugContext(), V.set_fake_mode(fake_mode):
         view_to_reshape(copied)
         fake_tensor_prop(copied, values)
         _recursive_post_grad_passes(copied, is_inference=False)

@@ -54,6 +54,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import cycle, islice
 
 import numpy as np
 
@@ -79,6 +80,9 @@ _HIGHER = 0.02  # of the gap: by how much chosen moments must raise the relaxati
 _CHOSEN_FIRST_ROUND = 0.7  # of the time, for a program with chosen moments, which are few and need no others soon
 _CLOSE = 0.01  # of the extra time: what is left between schedule and bound when the linear relaxation has done its part
 _NEARLY = 0.05  # of the budget: by how much a rounded schedule may exceed it and still be worth repairing
+_FAR = 0.05  # the same, with which it is worth looking at where the schedule is held back
+_TIGHT = 0.01  # of the budget: a schedule with less left over is held back there
+_TIGHT_SPREAD = 200  # tight ones, this part
 _SPREAD = 40  # new moments of the linear relaxation keep this part of the graph away from others, if they can
 
 
@@ -104,10 +108,11 @@ def relax_epochs(
     """Rounds of the linear relaxation alone, from one moment on: a bound in seconds where whole numbers take minutes.
 
     With one moment the program is a minimum cut but for its row of memory, so that nearly all columns come out whole;
-    with more, suffixes keep the bound as high. Points are rounded and lifted, and the next round enforces memory where
-    the lifted schedule breaks, but no longer at moments whose row of memory has no price: without them the bound is as
-    high and the program smaller. `on_lift` sees the schedules that nearly keep the budget: repairing the others takes
-    longer than finding a schedule anew. Once the incumbent is close to the bound only whole numbers can tell more.
+    with more, suffixes keep the bound as high. Points are rounded and lifted. The next round enforces memory where the
+    lifted schedule breaks and, as long as the bound is far below the best schedule known, where that one has no memory
+    left. It no longer does so at moments whose row of memory has no price: without them the bound is as high and the
+    program smaller. `on_lift` sees the schedules that nearly keep the budget: repairing the others takes longer than
+    finding a schedule anew. Once the incumbent is close to the bound only whole numbers can tell more.
 
     Returns the moments with a price in the round with the highest bound.
     """
@@ -140,8 +145,17 @@ def relax_epochs(
         in_vain += 1
         if found.bound > highest + _TOLERANCE:
             highest, priced, in_vain = found.bound, before, 0
-        moments = _more_moments(before, [place for place in broken if place.stage not in idle], len(problem.graph.ops))
+        moments = _more_moments(before, _tight_places(incumbent), broken, idle, len(problem.graph.ops))
     return priced
+
+
+def _tight_places(incumbent: Incumbent) -> list[BrokenPlace]:
+    """First computations that hold the best schedule known back, the tightest first, if it is far above the bound."""
+    if incumbent.schedule is None or _close(incumbent, _FAR):
+        return []
+    problem = incumbent.problem
+    places = broken_places(Problem(problem.graph, int((1.0 - _TIGHT) * problem.budget_bytes)), incumbent.schedule)
+    return [place for place in places if place.first]
 
 
 def _priced_moments(model: EpochModel, found: Minimum) -> tuple[int, ...]:
@@ -152,21 +166,32 @@ def _priced_moments(model: EpochModel, found: Minimum) -> tuple[int, ...]:
     return tuple(model.moments[priced].tolist())
 
 
-def _close(incumbent: Incumbent) -> bool:
-    """Whether the search is over, or a schedule is known that is not far from the bound."""
+def _close(incumbent: Incumbent, share: float = _CLOSE) -> bool:
+    """Whether the search is over, or a schedule is known whose extra time is that of the bound but for a `share`."""
     extra = incumbent.overhead_percent
-    return incumbent.over or (math.isfinite(extra) and extra - incumbent.bound_percent <= _CLOSE * extra)
+    return incumbent.over or (math.isfinite(extra) and extra - incumbent.bound_percent <= share * extra)
 
 
-def _more_moments(moments: tuple[int, ...], broken: list[BrokenPlace], count: int) -> tuple[int, ...]:
-    """The moments, and of the broken places the worst that are far from all of them; if none is, the worst."""
-    stages = [place.stage for place in broken if place.stage < count and place.stage not in moments]
+def _more_moments(
+    moments: tuple[int, ...], tight: list[BrokenPlace], broken: list[BrokenPlace], idle: set[int], count: int
+) -> tuple[int, ...]:
+    """The moments, and a few more: in turns the tightest and the worst broken place that are not close to others.
+
+    Broken places come in crowds, one of which stands for all; tight ones do not. If all are close to moments, the worst
+    broken one is added.
+    """
+    tight_stages, broken_stages = (
+        [place.stage for place in places if place.stage < count and place.stage not in idle.union(moments)]
+        for places in (tight, broken)
+    )
+    kinds = cycle(((tight_stages, count // _TIGHT_SPREAD), (broken_stages, count // _SPREAD)))
     chosen = list(moments)
-    for stage in stages:
-        if len(chosen) < len(moments) + _NEW_MOMENTS and all(abs(stage - other) > count // _SPREAD for other in chosen):
-            chosen.append(stage)
+    for stages, apart in islice(kinds, 2 * _NEW_MOMENTS):
+        far = (stage for stage in stages if all(abs(stage - other) > apart for other in chosen))
+        if len(chosen) < len(moments) + _NEW_MOMENTS:
+            chosen += islice(far, 1)
     if len(chosen) == len(moments):
-        chosen += stages[:1]
+        chosen += broken_stages[:1]
     return tuple(sorted(chosen))
 
 
