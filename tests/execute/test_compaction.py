@@ -56,3 +56,14 @@ def test_modules_look_before_each_step_and_can_be_copied(monkeypatch: pytest.Mon
     for module in (net, copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
         mean_square(module(batch())).backward()
     assert looked == [torch.device("cpu")] * 3
+
+
+def test_compiled_graphs_look_before_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[torch.device] = []
+    monkeypatch.setattr(Compaction, "before_step", lambda self, device: looked.append(device))
+    model = torch.compile(Net(), backend="rematch", options={"budget": "1GiB"})
+    for _ in range(2):
+        mean_square(model(batch())).backward()
+    with torch.no_grad():
+        model(batch())
+    assert looked == [torch.device("cpu")] * 2

@@ -28,6 +28,7 @@ from rematch import __version__
 from rematch.capture.inductor.copies import copy_module
 from rematch.capture.memory import use_expandable_segments
 from rematch.errors import BudgetError, BudgetInfeasible
+from rematch.execute.compaction import Compaction
 from rematch.execute.compiled.ledger import Call, Ledger, SharedStep
 from rematch.execute.compiled.meter import StepMeter
 from rematch.execute.compiled.notebook import Note, Notebook, graph_key
@@ -84,8 +85,10 @@ class CompiledGraph:
         self.backend = backend
         self.planner = GraphPlanner(backend.planner, backend.state_bytes)
         self.device = _device(example_inputs)
+        self._compaction: Compaction | None = None
         if not _uses_cuda_graphs(backend.inductor_options):  # which have memory of their own
             use_expandable_segments(self.device)
+            self._compaction = Compaction()
         self._free = self.planner.free_share(self.device)  # when the graph was first seen
         self._module: GraphModule | None = module  # as long as it may be compiled again
         self._settled = False  # nothing is measured any more
@@ -183,6 +186,8 @@ class CompiledGraph:
             if self._given_up:
                 self._settle(measured=True)
         assert self._run is not None
+        if self._compaction is not None and torch.is_grad_enabled() and not _is_fake(args):
+            self._compaction.before_step(self.device)
         unused = () if not torch.is_grad_enabled() or _is_fake(args) else self.planner.around.unused
         before = Moment.now(self.device) if unused else None
         outputs = self._run(*args) if self._settled else self._measured(args)

@@ -145,7 +145,7 @@ def relax_epochs(
         in_vain += 1
         if found.bound > highest + _TOLERANCE:
             highest, priced, in_vain = found.bound, before, 0
-        moments = _more_moments(before, _tight_places(incumbent), broken, idle, len(problem.graph.ops))
+        moments = more_moments(before, _tight_places(incumbent), broken, idle, len(problem.graph.ops))
     return priced
 
 
@@ -172,7 +172,7 @@ def _close(incumbent: Incumbent, share: float = _CLOSE) -> bool:
     return incumbent.over or (math.isfinite(extra) and extra - incumbent.bound_percent <= share * extra)
 
 
-def _more_moments(
+def more_moments(
     moments: tuple[int, ...], tight: list[BrokenPlace], broken: list[BrokenPlace], idle: set[int], count: int
 ) -> tuple[int, ...]:
     """The moments, and a few more: in turns the tightest and the worst broken place that are not close to others.

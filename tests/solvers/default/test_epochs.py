@@ -20,6 +20,7 @@ from rematch.solvers.default.epochs import (
     closest_new_moment,
     first_moments,
     lift,
+    more_moments,
     refine,
     relax_epochs,
     search_epochs,
@@ -214,6 +215,23 @@ def test_refines_the_worst_place_by_a_moment_and_others_by_rows_before_moments()
 )
 def test_the_closest_new_moment(moments: set[int], stage: int, expected: list[int]) -> None:
     assert closest_new_moment(moments, stage, 4) == expected
+
+
+@pytest.mark.parametrize(
+    ("tight", "broken", "idle", "expected"),
+    [
+        ([], [], set(), (500,)),
+        ([], [500, 510, 900], {900}, (500, 510)),  # all that is not idle is close: the worst
+        ([], [700, 710, 720, 300], set(), (300, 500, 700)),  # one of a crowd
+        ([100, 101, 110, 120], [], set(), (100, 110, 120, 500)),  # which do not come in crowds
+        ([100, 110], [700, 300], set(), (100, 110, 500, 700)),  # in turns
+    ],
+)
+def test_new_moments_of_the_relaxation(
+    tight: list[int], broken: list[int], idle: set[int], expected: tuple[int, ...]
+) -> None:
+    places = [[BrokenPlace(1, stage, stage, True) for stage in stages] for stages in (tight, broken)]
+    assert more_moments((500,), *places, idle, 1000) == expected
 
 
 def test_a_stopped_deadline_ends_the_search_with_a_valid_bound() -> None:
