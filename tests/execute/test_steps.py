@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from typing import Any
 
 import pytest
@@ -156,6 +157,27 @@ def test_create_graph_alone_is_no_error() -> None:
         return torch.autograd.grad(mean_square(module(batch())), list(module.parameters()), create_graph=True)
 
     assert_alike(wrapped, plain, step)
+
+
+@pytest.mark.parametrize("backward", [True, False])
+def test_a_step_leaves_nothing_to_the_garbage_collector(backward: bool) -> None:
+    """What it kept, and autograd's nodes of parameters, would otherwise stay until some later collection."""
+    wrapped = wrap(Net(), batch())
+    mean_square(wrapped(batch())).backward()
+    nodes = [torch.autograd.graph.get_gradient_edge(parameter).node for parameter in wrapped.parameters()]
+    gc.collect()
+    gc.disable()
+    try:
+        value = mean_square(wrapped(batch()))
+        for node in nodes:
+            node.metadata["of this step"] = True
+        if backward:
+            value.backward()
+        del node, nodes, value
+        edges = [torch.autograd.graph.get_gradient_edge(parameter) for parameter in wrapped.parameters()]
+        assert not any(edge.node.metadata for edge in edges)
+    finally:
+        gc.enable()
 
 
 def test_a_forward_without_backward_disturbs_nothing() -> None:

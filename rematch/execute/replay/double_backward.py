@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import torch
-from torch.autograd.graph import Node
 
 from rematch.errors import CaptureError
 
@@ -21,12 +20,14 @@ def refuse_double_backward(outputs: Iterable[Any]) -> None:
     """Watch the backward of what returned `outputs`, at the cost of one hook."""
     node = next((leaf.grad_fn for leaf in outputs if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None), None)
     if node is not None:
-        node.register_prehook(lambda _: _watch_gradients(node) if torch.is_grad_enabled() else None)
+        node.register_prehook(_watch_gradients)  # not a closure over the node, which would hold itself until collected
 
 
-def _watch_gradients(node: Node) -> None:
-    """Called as backward starts with `create_graph=True`; only then, for a hook after it keeps the tangents alive."""
-    node.register_hook(lambda gradients, _: _refuse_backward_of(gradients))
+def _watch_gradients(_: Any) -> None:
+    """Called as backward starts. Only with `create_graph=True`, for a hook after it keeps the tangents alive."""
+    node = torch._C._current_autograd_node()
+    if node is not None and torch.is_grad_enabled():
+        node.register_hook(lambda gradients, _: _refuse_backward_of(gradients))
 
 
 def _refuse_backward_of(gradients: Iterable[Any]) -> None:
