@@ -6,8 +6,9 @@ The four models of `gpu_settings.py`, then those of `gpu_more.py` with fewer poi
 Peers are plain eager, `torch.utils.checkpoint` around every block and every second one, selective checkpointing that
 saves matrix products, PyTorch's `activation_memory_budget` under aot_eager (no fusion, so that schedules are compared),
 and the batch in two halves. rematch runs with everything kept, at each peer's own peak ("block", or a multiple of it),
-at percentages of eager's peak and at the least budget that its refusal names. Points are taken in the order of
-`--points`, for all models each.
+at percentages of eager's peak and at the least budget that its refusal names; and at the smallest share of the card
+with which block checkpointing trains ("block-cap", from the results of `gpu_caps.py`). Points are taken in the order
+of `--points`, for all models each.
 
 Every row is a process of its own, and measures alone (`crew.py`). Steps of eager and of rematch are taken in turns,
 each waited for, and medians compared; a peer's come after eager's, for its wrapping would change eager too. `flowing`
@@ -19,10 +20,12 @@ in a step that began with an empty cache. `--tiny` has small models for any mach
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +54,8 @@ from rematch.report.charts import Panel, draw_curves
 from rematch.trial import Trial, alternate, same_outcome
 from rematch.units import extra_pct
 
-OURS = "rematch"
-POINTS = "keep,block,block*1.2,block*1.5,second,products,amb,micro,80,60,50,40,30,least"
+OURS, BLOCK_CAP = "rematch", "block-cap"
+POINTS = "keep,block,block-cap,block*1.2,block*1.5,second,products,amb,micro,80,60,50,40,30,least"
 _FIRST_STEPS = 4  # blocks are captured and learned in the first ones; what comes then is what trains
 
 
@@ -191,14 +194,27 @@ def tasks_of(models: list[str], points: str, peers: str) -> Iterator[Task]:
     yield from (Task(model, PEERS[name]) for name in names for model in models)
 
 
-def budgeted(task: Task, rows: list[Any], to_come: Any = ()) -> Task | None:
+def least_caps(results: Path) -> dict[str, int]:
+    """The smallest share of the card with which block checkpointing trains, in bytes, by model as far as known."""
+    path = results / "gpu-caps.json"
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
+    known = [row for row in rows if row["method"] == PEERS["block"] and row.get("least_cap_mib")]
+    return {
+        model: int(min(row["least_cap_mib"] for row in known if row["model"] == model) * 2**20)
+        for model in {row["model"] for row in known}
+    }
+
+
+def budgeted(task: Task, rows: list[Any], to_come: Any = (), caps: dict[str, int] | None = None) -> Task | None:
     """The task with the bytes of its point: of eager's peak, or of a peer's. None while that is not known."""
-    if not task.point:
+    if not task.point or task.method in (EAGER, *PEERS.values()):
         return task
-    peaks = {row.method: row.peak_mib * 2**20 for row in rows if row.model == task.model and not row.point}
+    peaks = {row.method: int(row.peak_mib * 2**20) for row in rows if row.model == task.model and not row.point}
     name, _, factor = task.point.partition("*")
     if name in PEERS:
         peak, share = peaks.get(PEERS[name]), float(factor or 1)
+    elif name == BLOCK_CAP:
+        peak, share = (caps or {}).get(task.model), float(factor or 1)
     else:  # what is least, the refusal of too little says
         peak, share = peaks.get(EAGER), {"keep": 1.02, "least": 0.02}.get(name) or float(name) / 100
     return None if peak is None else replace(task, budget=int(share * peak))
@@ -246,7 +262,8 @@ def main() -> None:
     tasks = [*tasks_of(models, arguments.points, arguments.peers)]
     if arguments.more_points or arguments.more_peers:
         tasks += tasks_of(more, arguments.more_points, arguments.more_peers)
-    rows = crew.run(Benchmark("gpu", Row, tasks, work, line, budgeted), arguments)
+    ready = partial(budgeted, caps=least_caps(arguments.results))
+    rows = crew.run(Benchmark("gpu", Row, tasks, work, line, ready), arguments)
     chart(rows, arguments.results / "gpu.png")
     print("\n".join(map(line, rows)))
 

@@ -4,14 +4,15 @@
 
 The models of `gpu_settings.py`. The allocator is capped at the budget, then a little above (`--above`, in percent),
 until so many steps train without running out; `torch.cuda.set_per_process_memory_fraction` does that, and what it caps
-is reserved memory without CUDA's own context. Eager and peers are capped above their own peak. Every row is a process
-of its own, with a cap of its own, so several train at once (`crew.py`); if they fill the card, rows fail and say so.
+is reserved memory without CUDA's own context. Eager and peers are capped above their own peak, with the allocator as
+it comes and with the expandable segments that rematch asks for ("expandable"). Every row is a process of its own, with
+a cap of its own, so several train at once (`crew.py`); if they fill the card, rows fail and say so.
 """
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import crew
@@ -20,7 +21,10 @@ from gpu import budgeted, tasks_of
 from gpu_settings import DEVICE, EAGER, PEERS, by_name, least_cap, peer, settings, within
 
 import rematch
+from rematch.capture.memory import use_expandable_segments
 from rematch.trial import Trial
+
+EXPANDABLE = "expandable"
 
 
 @dataclass(frozen=True)
@@ -58,12 +62,15 @@ def row_of(
 def work(task: Task, arguments: argparse.Namespace) -> Row:
     setting = by_name(settings(arguments.tiny), task.model)
     model, sample = setting.made()
+    if task.point == EXPANDABLE:
+        use_expandable_segments(DEVICE)
     if task.method == EAGER:
         return row_of(task, setting.trial(model), sample, arguments)
-    if task.budget is None:
+    if task.method in PEERS.values():
         name = next(name for name, method in PEERS.items() if method == task.method)
         with peer(name, setting, model) as trial:
             return row_of(task, trial, sample, arguments)
+    assert task.budget is not None
     inside, budget = within(setting, model, sample, task.budget, arguments.limit)
     plan = rematch.plans_of(inside)[-1]
     known = {"engine": plan.engine, "predicted_pct": plan.figures.overhead_pct}
@@ -71,7 +78,7 @@ def work(task: Task, arguments: argparse.Namespace) -> Row:
 
 
 def line(row: Row) -> str:
-    said = f"{row.model:40} {row.method} {row.point:6} {row.engine}: "
+    said = f"{row.model:40} {row.method} {row.point:10} {row.engine}: "
     if row.failure is not None:
         return said + row.failure
     cap = "none that was tried"
@@ -86,12 +93,13 @@ def main() -> None:
     parser.add_argument("--points", default="70,50,35,least")
     parser.add_argument("--peers", default="block")
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--above", default="0,0.5,1,2,4,8,16,32")
+    parser.add_argument("--above", default="0,0.5,1,2,3,4,6,8,10,12,14,16,20,24,32")
     arguments = parser.parse_args()
     if DEVICE.type != "cuda":
         raise SystemExit("this benchmark needs a CUDA device: only its allocator can be capped")
     arguments.rounds = arguments.steps
     tasks = [*tasks_of([setting.name for setting in settings(arguments.tiny)], arguments.points, arguments.peers)]
+    tasks += [replace(task, point=EXPANDABLE) for task in tasks if task.method in PEERS.values()]
     rows = crew.run(Benchmark("gpu-caps", Row, tasks, work, line, budgeted), arguments)
     print("\n".join(map(line, rows)))
 
