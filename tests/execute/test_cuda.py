@@ -162,6 +162,7 @@ def test_memory_that_runs_out_leaves_the_module_usable(engine: str) -> None:
 
 @needs_cuda
 @pytest.mark.cuda
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")  # make_graphed_callables holds its warm-up's
 def test_replayed_steps_can_be_captured_as_cuda_graphs() -> None:
     plain, sample = nn.Sequential(*(Layer() for _ in range(6))).cuda(), torch.randn(32768, WIDTH, device="cuda")
     wrapped = planned(plain, sample, engine=REPLAY)
