@@ -23,11 +23,13 @@ from rematch.capture.inductor.peak import StepPeaks, predicted_peaks
 from rematch.capture.inductor.read import COPIES, FusedCapture, read_fused
 from rematch.capture.joint.read import LossCost, graph_with_outside
 from rematch.capture.joint.traced import device_of
-from rematch.capture.memory import allocated_bytes
+from rematch.capture.memory import allocated_bytes, has_expandable_segments
 from rematch.errors import BudgetInfeasible, ScheduleError
 from rematch.graph import Graph, Schedule, baseline, simulate
 from rematch.planning.budget import parse_budget
+from rematch.planning.cuda_allocator import Requests
 from rematch.planning.joint import profiling
+from rematch.planning.places import Places
 from rematch.planning.plan import Plan
 from rematch.planning.planner import SMALLEST, Planner, available_bytes
 from rematch.planning.settings import ASSUMED_LOSS, AUTO, COMPILED
@@ -41,6 +43,7 @@ _SHARES = (0.5, 0.25, 0.25)  # of the time to solve, for the first plan and thos
 _SLACK = 0.02  # of the budget: with more than this left over, another plan could be faster
 _SLACK_AGAIN = 0.04  # the same after a second look, which takes a part of a compilation
 _UNMEASURED = 0.01  # of the budget, on a card, until a step is measured: what libraries take beyond predictions
+_WORTH_A_PLACE = 10.0  # of a step, for as much of the budget that a process needs less: a tenth for a percent
 _UNSURE = 0.25  # of the budget: predictions of torch's own partition that are as close are checked
 _FREE_STEP = 2**28  # bytes, less than what budget="auto" leaves unused
 _LEAST: dict[tuple[object, ...], Schedule] = {}  # by graph and pins, as named in refusals
@@ -69,6 +72,7 @@ class _Job:
     capture: FusedCapture
     cut: Cut
     loss_bytes: int
+    target_bytes: int  # that its tensors may take at the peak
 
     @property
     def device(self) -> torch.device:
@@ -83,11 +87,17 @@ class _Candidate:
     halves: Halves
     peaks: StepPeaks | None
     predicted_bytes: int
+    needed_bytes: int  # its peak, or more so that a process may train which can reserve no more than the budget
 
     def rank(self, target_bytes: int) -> tuple[bool, float]:
-        """Smaller is better: what keeps the budget by its time, what does not by its memory."""
-        fits = self.predicted_bytes <= target_bytes
-        return not fits, self.plan.figures.seconds or 0.0 if fits else self.predicted_bytes
+        """Smaller is better: what keeps the budget by its time, what does not by its memory.
+
+        Longer steps are taken so that all tensors have places, but not for a sliver of memory.
+        """
+        if self.predicted_bytes > target_bytes:
+            return True, self.predicted_bytes
+        excess = max(0.0, self.needed_bytes / target_bytes - 1)
+        return False, (self.plan.figures.seconds or 0.0) * (1 + _WORTH_A_PLACE * excess)
 
 
 @dataclass(frozen=True)
@@ -109,16 +119,18 @@ class GraphPlanner:
     """Plans one graph of a model; `planner` keeps the plans of all of them.
 
     It is `lenient` if other graphs hold memory that they could do without: what does not fit runs as torch cuts it, or
-    takes the least it can once it is known what it shares with them.
+    takes the least it can once it is known what it shares with them. What is `placed` gets its memory from CUDA's
+    allocator, tensor by tensor.
     """
 
-    def __init__(self, planner: Planner, state_bytes: int = 0) -> None:
+    def __init__(self, planner: Planner, state_bytes: int = 0, *, placed: bool = True) -> None:
         settings = planner.settings
         self.planner = planner
         self.settings = replace(settings, time_limit=min(settings.time_limit, MOST_SECONDS))
         self.state_bytes = state_bytes  # that the user keeps besides parameters: gradients, optimizers
         self.asked_bytes: int | None = None  # the user's budget, once a graph says what a percentage is of
         self.around = Around()
+        self.placed = placed
         self.lenient = False
         self.decision: Decision | None = None
         self._least_tried = False  # the plan of the smallest peak, after another one took more than was predicted
@@ -171,15 +183,15 @@ class GraphPlanner:
             self.asked_bytes = usable_bytes if auto else parse_budget(self.settings.budget, planner.whole_bytes or 0)
         target_bytes = usable_bytes - self.around.correction_bytes
         loss_bytes = loss.workspace_bytes + loss.retained_bytes
-        job = _Job(capture, cut, loss_bytes)
-        peaks = self._own_peaks(capture, own, target_bytes, loss_bytes)
+        job = _Job(capture, cut, loss_bytes, target_bytes)
+        peaks, needed_bytes = self._own_peaks(job, own)
         own_bytes = peaks.peak_bytes(loss_bytes)
         required, self.planner.required = self.planner.required, None
         found: _Candidate | None = None
         if required is not None:
             found = self._tried(job, self._followed(required, graph))
-        elif own_bytes > target_bytes:
-            found = self._solved(job, own_bytes, target_bytes)
+        elif needed_bytes > target_bytes:
+            found = self._solved(job, needed_bytes)
         if found is None:
             decision = Decision(self._own_plan(capture, usable_bytes), True, own_bytes, capture, peaks, own)
         else:
@@ -187,50 +199,67 @@ class GraphPlanner:
         self.adopt(replace(decision, halves=None), self.asked_bytes)
         return decision
 
-    def _own_peaks(self, capture: FusedCapture, own: Halves, target_bytes: int, loss_bytes: int) -> StepPeaks:
-        """What torch's own partition takes, as exactly as it matters."""
-        returned = capture.found.forward_outputs
-        peaks = predicted_peaks(*own, returned=returned, resident_bytes=capture.graph.resident_bytes)
-        sure = abs(peaks.peak_bytes(loss_bytes) - target_bytes) > _UNSURE * target_bytes
-        return peaks if sure else self._lowered_peaks(capture, own) or peaks
+    def _own_peaks(self, job: _Job, own: Halves) -> tuple[StepPeaks, int]:
+        """What torch's own partition takes, as exactly as it matters, and what it needs, as of a candidate."""
+        graph, returned = job.capture.graph, job.capture.found.forward_outputs
+        peaks = predicted_peaks(*own, returned=returned, resident_bytes=graph.resident_bytes)
+        sure = abs(peaks.peak_bytes(job.loss_bytes) - job.target_bytes) > _UNSURE * job.target_bytes
+        step = None if sure else self._lowered_step(job.capture, own)
+        if step is None:
+            return peaks, peaks.peak_bytes(job.loss_bytes)
+        peaks = _peaks_of(step, graph)
+        return peaks, self._needed_bytes(job, step, peaks)
 
-    def _lowered_peaks(self, capture: FusedCapture, halves: Halves) -> StepPeaks | None:
-        """What both halves take as inductor lays them out; None if that cannot be read."""
-        graph = capture.graph
+    def _needed_bytes(self, job: _Job, step: LoweredStep, peaks: StepPeaks) -> int:
+        """The peak, or more so that all tensors have places."""
+        return max(peaks.peak_bytes(job.loss_bytes), job.target_bytes + self._without_place_bytes(job, step))
+
+    def _lowered_step(self, capture: FusedCapture, halves: Halves) -> LoweredStep | None:
+        """Both halves as inductor lays them out; None if that cannot be read. Those laid out before still are so."""
         if capture.symbolic or self._unreadable:
             return None
-        workspace = {op.name: op.workspace_bytes for op in graph.ops if op.workspace_bytes}
-
-        def workspace_of(kernel: Kernel) -> int:
-            return max((workspace.get(node, 0) for node in kernel.nodes), default=0) if kernel.library else 0
-
-        resident_bytes = _without_copies(graph).resident_bytes  # inductor's copies are buffers
+        key = (self.around.unused, *(half.code for half in halves))
         try:
-            step = self._lower(halves, capture.found.forward_outputs)
+            if key not in self._lowered:
+                self._lowered[key] = lower_step(*halves, returned=capture.found.forward_outputs)
         except Exception as error:
             # Private to inductor, and only a prediction: what is compiled will be measured.
             self._unreadable = f"{type(error).__name__}: {error}".splitlines()[0]
             log.info("inductor's layout of a graph cannot be read", exc_info=True)
             return None
-        return step.peaks(resident_bytes=resident_bytes, workspace=workspace_of)
-
-    def _lower(self, halves: Halves, returned: int) -> LoweredStep:
-        """The halves as inductor lays them out. What was so before a graph was measured still is."""
-        key = (self.around.unused, *(half.code for half in halves))
-        if key not in self._lowered:
-            self._lowered[key] = lower_step(*halves, returned=returned)
         return self._lowered[key]
 
     def _tried(self, job: _Job, plan: Plan) -> _Candidate:
         """The plan with what inductor makes of it."""
         halves = job.cut(job.capture, plan.schedule)
-        peaks = self._lowered_peaks(job.capture, halves)
+        step = self._lowered_step(job.capture, halves)
         planned_bytes = plan.figures.peak_bytes or 0
-        if peaks is None:
-            return _Candidate(plan, halves, None, planned_bytes)
+        if step is None:
+            return _Candidate(plan, halves, None, planned_bytes, planned_bytes)
+        peaks = _peaks_of(step, job.capture.graph)
         predicted_bytes = peaks.peak_bytes(job.loss_bytes)
-        self._beyond_bytes = predicted_bytes - planned_bytes
-        return _Candidate(plan, halves, peaks, predicted_bytes)
+        needed_bytes = self._needed_bytes(job, step, peaks)
+        self._beyond_bytes = needed_bytes - planned_bytes
+        return _Candidate(plan, halves, peaks, predicted_bytes, needed_bytes)
+
+    def _without_place_bytes(self, job: _Job, step: LoweredStep) -> int:
+        """How much more than the budget a process would have to reserve; below zero if it needs less.
+
+        Without expandable segments too much would be left unused for it: there only the peak is kept.
+        """
+        assert self.asked_bytes is not None
+        if (
+            not self.placed
+            or job.device.type != "cuda"
+            or self.settings.budget == AUTO
+            or not has_expandable_segments()
+        ):
+            return -job.target_bytes
+        graph = _without_copies(job.capture.graph)
+        resident = tuple(value.size_bytes for value in graph.values if value.resident and value.size_bytes)
+        asked = Requests(resident, tuple(step.requests(job.loss_bytes, _workspace_of(job.capture.graph))))
+        reserved_bytes = Places(job.device).needed_for(asked) + max(0, self.around.correction_bytes)
+        return reserved_bytes - self.asked_bytes
 
     def adopt(self, decision: Decision, asked_bytes: int) -> None:
         """Go by `decision`, made here or by another process for the same graph and `asked_bytes`."""
@@ -240,11 +269,12 @@ class GraphPlanner:
         self.decision = decision
         self.asked_bytes = asked_bytes
 
-    def _solved(self, job: _Job, own_bytes: int, target_bytes: int) -> _Candidate | None:
+    def _solved(self, job: _Job, own_bytes: int) -> _Candidate | None:
         """The fastest plan found that keeps the budget as inductor lays it out, or the one that comes closest.
 
-        None if torch's own partition has to do, which takes `own_bytes`.
+        None if torch's own partition has to do, which needs `own_bytes`.
         """
+        target_bytes = job.target_bytes
         best: _Candidate | None = None
         tried: list[Plan] = []
         for share in _SHARES:
@@ -255,14 +285,14 @@ class GraphPlanner:
             found = self._tried(job, plan)
             best = found if best is None else min(best, found, key=lambda made: made.rank(target_bytes))
             slack = _SLACK if len(tried) == 1 else _SLACK_AGAIN
-            if found.peaks is None or 0 <= target_bytes - found.predicted_bytes <= slack * target_bytes:
+            if found.peaks is None or 0 <= target_bytes - found.needed_bytes <= slack * target_bytes:
                 break
-        if best is not None and best.predicted_bytes > target_bytes:
+        if best is not None and best.needed_bytes > target_bytes:
             # A refusal names what inductor makes of the plan with the smallest peak: whoever asks for that gets it.
             least = self._least(job)
             if all(least.schedule != other.schedule for other in tried):
                 best = min(best, self._tried(job, least), key=lambda made: made.rank(target_bytes))
-        if best is not None and best.predicted_bytes >= own_bytes:
+        if best is not None and best.needed_bytes >= own_bytes:
             return None
         return best
 
@@ -395,6 +425,17 @@ class GraphPlanner:
             f"  Try budget={works_bytes}, or a smaller batch",
             feasible_from_bytes=works_bytes,
         )
+
+
+def _peaks_of(step: LoweredStep, graph: Graph) -> StepPeaks:
+    """With what is resident beside the buffers; inductor's copies are buffers."""
+    return step.peaks(resident_bytes=_without_copies(graph).resident_bytes, workspace=_workspace_of(graph))
+
+
+def _workspace_of(graph: Graph) -> Callable[[Kernel], int]:
+    """What a library's kernel takes for itself, as it was measured in eager mode."""
+    known = {op.name: op.workspace_bytes for op in graph.ops if op.workspace_bytes}
+    return lambda kernel: max((known.get(node, 0) for node in kernel.nodes), default=0) if kernel.library else 0
 
 
 def _without_copies(graph: Graph) -> Graph:

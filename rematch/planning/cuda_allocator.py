@@ -1,6 +1,6 @@
-"""CUDA's caching allocator, modelled: does a schedule fit into a process that may reserve no more than its budget?
+"""CUDA's caching allocator, modelled: does a step fit into a process that may reserve no more than its budget?
 
-`least_cap(graph, schedule)`: bytes that the process must be allowed to reserve
+`least_cap(requests_of(graph, schedule))`: bytes that the process must be allowed to reserve
 
 Tensors need addresses in one piece, so a process may run out while enough memory is free in pieces. The oracle counts
 bytes; this model gives them places as the allocator does: multiples of 512 bytes, small and large blocks apart, the
@@ -9,15 +9,19 @@ expandable segments a pool is one range of addresses in which pages are mapped a
 that was asked of the driver is a segment of its own, which goes back only as a whole. Memory goes back when a request
 would exceed the cap, and not before. Segments that are there already, partly full, have free blocks that serve requests
 and never go back.
+
+What steps of three compiled models asked of an H200's allocator needs, by this model, 6.0 and 0.8 % more and 0.6 % less
+than a budget. They trained with 6 but not with 4 % more, with 0.5 but not with 0, and with 0.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
 
-from rematch.graph import Compute, Fetch, Free, Graph, Schedule, simulate
+from rematch.graph import Compute, Fetch, Free, Graph, Schedule
 
 _MIB = 2**20
 _ROUNDED = 512
@@ -28,6 +32,43 @@ _OWN_SEGMENT = 10 * _MIB
 _SEGMENT_UNIT = 2 * _MIB  # larger requests ask for a multiple of this
 _STEPS = 5  # each begins with what the one before left mapped; engines give that back after so many, if need be
 _PRECISION = 0.002  # of the least cap
+
+
+Request = tuple[Hashable, int | None]  # a tensor and the bytes that it asks for, or None where it is freed
+
+
+@dataclass(frozen=True)
+class Requests:
+    """What a step asks of the allocator, in this order, and the sizes of what is there all the time."""
+
+    resident: tuple[int, ...]
+    step: tuple[Request, ...]
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that is asked for at once."""
+        sizes: dict[Hashable, int] = {}
+        most = now = sum(self.resident)
+        for tensor, size in self.step:
+            now -= sizes.pop(tensor, 0)
+            if size is not None:
+                sizes[tensor] = size
+                now += size
+                most = max(most, now)
+        return most
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """How the allocator works, and what it has already.
+
+    `segment` is the size of a page of expandable segments, and of the segments that serve small requests otherwise;
+    `idle` are free blocks between used ones.
+    """
+
+    expandable: bool = True
+    segment: int = LARGE_SEGMENT
+    idle: tuple[int, ...] = ()
 
 
 class OutOfMemory(Exception):
@@ -122,7 +163,7 @@ class _Pool(ABC):
         """A block of at least `size` with memory from the driver."""
 
     def _worth_splitting(self, rest: int) -> bool:
-        return rest >= _ROUNDED if self.segment == _SMALL_SEGMENT else rest > _SMALL_BYTES
+        return rest >= _ROUNDED
 
     def _asked(self, size: int) -> int:
         """What a request asks of the driver."""
@@ -163,6 +204,9 @@ class _SegmentedPool(_Pool):
     def __init__(self, allocator: Allocator, segment: int) -> None:
         super().__init__(allocator, segment)
         self._end = 0
+
+    def _worth_splitting(self, rest: int) -> bool:
+        return rest >= _ROUNDED if self.segment == _SMALL_SEGMENT else rest > _SMALL_BYTES
 
     def _extend(self, size: int) -> Block:
         asked = self._asked(size)
@@ -265,74 +309,73 @@ class _ExpandablePool(_Pool):
             self._join(before, block)
 
 
-def fits(
-    graph: Graph,
-    schedule: Schedule,
-    cap_bytes: int,
-    *,
-    expandable: bool = True,
-    segment: int = LARGE_SEGMENT,
-    idle: Sequence[int] = (),
-) -> bool:
-    """Whether a process trains by this schedule that may reserve `cap_bytes`, and has `idle` blocks already.
-
-    `segment` is the size of a page of expandable segments, and of the segments that serve small requests otherwise.
-    """
-    allocator = Allocator(cap_bytes, expandable=expandable, segment=segment)
+def fits(requests: Requests, cap_bytes: int, conditions: Conditions = Conditions()) -> bool:  # noqa: B008 - frozen
+    """Whether a process trains by such steps that may reserve `cap_bytes`."""
+    allocator = Allocator(cap_bytes, expandable=conditions.expandable, segment=conditions.segment)
     try:
-        for value in graph.values:
-            if value.resident and value.size_bytes:
-                allocator.allocate(value.size_bytes)
-        allocator.share(idle)
+        for size in requests.resident:
+            allocator.allocate(size)
+        allocator.share(conditions.idle)
         if allocator.mapped_bytes > cap_bytes:
             return False
         for _ in range(_STEPS):
-            _run(graph, schedule, allocator)
+            _run(requests, allocator)
     except OutOfMemory:
         return False
     return True
 
 
-def _run(graph: Graph, schedule: Schedule, allocator: Allocator) -> None:
-    blocks: dict[int, Block] = {}
-
-    def allocate(values: Iterable[int]) -> None:
-        for value in values:
-            size_bytes = graph.values[value].size_bytes
-            if size_bytes and value not in blocks and not graph.values[value].resident:
-                blocks[value] = allocator.allocate(size_bytes)
-
-    for step in schedule:
-        match step:
-            case Free(value) if value in blocks:
-                allocator.free(blocks.pop(value))
-            case Fetch(value):
-                allocate((value,))
-            case Compute(op):
-                allocate(graph.ops[op].outputs)
-                if graph.ops[op].workspace_bytes:
-                    allocator.free(allocator.allocate(graph.ops[op].workspace_bytes))
+def _run(requests: Requests, allocator: Allocator) -> None:
+    """One step; what it leaves is freed before the next."""
+    blocks: dict[Hashable, Block] = {}
+    for tensor, size in requests.step:
+        if size is not None:
+            blocks[tensor] = allocator.allocate(size)
+        elif tensor in blocks:
+            allocator.free(blocks.pop(tensor))
     for block in blocks.values():
         allocator.free(block)
 
 
-def least_cap(
-    graph: Graph,
-    schedule: Schedule,
-    *,
-    expandable: bool = True,
-    segment: int = LARGE_SEGMENT,
-    idle: Sequence[int] = (),
-) -> int:
-    """The smallest number of bytes that a process must be allowed to reserve to train by this schedule; see `fits`."""
-    low = simulate(graph, schedule).peak_bytes
-    high = low
-    while not fits(graph, schedule, high, expandable=expandable, segment=segment, idle=idle):
+def least_cap(requests: Requests, conditions: Conditions = Conditions()) -> int:  # noqa: B008 - frozen
+    """The smallest number of bytes that a process must be allowed to reserve to train by such steps."""
+    low = high = requests.peak_bytes
+    while not fits(requests, high, conditions):
         low, high = high, high + max(LARGE_SEGMENT, high // 50)
     while high - low > max(_SEGMENT_UNIT, _PRECISION * high):
         middle = (low + high) // 2
-        if fits(graph, schedule, middle, expandable=expandable, segment=segment, idle=idle):
+        if fits(requests, middle, conditions):
             high = middle
         else:
             low = middle
     return high
+
+
+def requests_of(graph: Graph, schedule: Schedule) -> Requests:
+    """What an engine asks for that runs the schedule."""
+    resident = tuple(value.size_bytes for value in graph.values if value.resident and value.size_bytes)
+    return Requests(resident, tuple(_requested(graph, schedule)))
+
+
+def _requested(graph: Graph, schedule: Schedule) -> Iterator[Request]:
+    alive: set[int] = set()
+
+    def made(value: int) -> Iterator[Request]:
+        size_bytes = graph.values[value].size_bytes
+        if size_bytes and value not in alive and not graph.values[value].resident:
+            alive.add(value)
+            yield value, size_bytes
+
+    for step in schedule:
+        match step:
+            case Free(value) if value in alive:
+                alive.remove(value)
+                yield value, None
+            case Fetch(value):
+                yield from made(value)
+            case Compute(op):
+                for value in graph.ops[op].outputs:
+                    yield from made(value)
+                if graph.ops[op].workspace_bytes:
+                    yield "workspace", graph.ops[op].workspace_bytes
+                    yield "workspace", None

@@ -20,14 +20,13 @@ import psutil  # type: ignore[import-untyped]
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from rematch.capture.memory import has_expandable_segments, idle_blocks, large_segment_bytes
 from rematch.errors import BudgetInfeasible
 from rematch.graph import Graph, Schedule, baseline, simulate
 from rematch.graph.model import ALREADY_ALLOCATED
 from rematch.planning.budget import describe_largest_need, parse_budget
-from rematch.planning.cuda_allocator import LARGE_SEGMENT, fits, least_cap
 from rematch.planning.host import host_bytes
 from rematch.planning.pins import pin
+from rematch.planning.places import Places, as_it_is
 from rematch.planning.plan import Plan
 from rematch.planning.settings import AUTO, Settings
 from rematch.report.progress import solving_progress
@@ -49,7 +48,6 @@ _EVERYTHING_KEPT = "everything kept"
 _MOST_PLACINGS = 3  # searches for a schedule that CUDA's allocator has places for
 _MOST_ADAPTATIONS = 4  # of schedules to the engine that runs them, until one keeps the budget
 _MOST_LEFT_TO_ALLOCATOR = 0.15  # of a budget, for memory that is free in pieces too small to use
-_MODEL_ERROR = 0.01  # of what the allocator needs: cards were seen to need so much more than its model says
 _MOST_FOR_PLACES = 0.05  # of a step: what a schedule may cost more only because it needs less of the allocator,
 _NEARLY_PLACED = 0.01  # unless the others need so much more of it than there is, and this one fits
 _FILLINGS = 20  # budgets between that of a plan that has its places and the one asked for
@@ -72,7 +70,7 @@ class Planner:
         self.host_bytes = host_bytes(settings.offload)  # that values may move to
         self.whole_bytes: int | None = None  # what a percentage is of: eager's peak on the first training graph
         self._device: torch.device | None = None  # of the engine, while there is one to plan for,
-        self._as_run: Callable[[Schedule], Schedule] = _as_it_is  # and how that runs schedules
+        self._as_run: Callable[[Schedule], Schedule] = as_it_is  # and how that runs schedules
 
     def plan(
         self,
@@ -97,7 +95,7 @@ class Planner:
         problem = Problem(graph, self.budget_bytes(graph, device))
         planned = self._planned_before(problem, engine)
         if planned is None:
-            with self._for_engine(device, adapted or _as_it_is):
+            with self._for_engine(device, adapted or as_it_is):
                 found = self._without_search(problem) or self._searched(problem, device)
                 found = self._placed(problem, found, device) if placed else found
                 found = found if adapted is None else self._runnable(problem, found, device)
@@ -115,7 +113,7 @@ class Planner:
         try:
             yield
         finally:
-            self._device, self._as_run = None, _as_it_is
+            self._device, self._as_run = None, as_it_is
 
     def least_memory_plan(
         self, graph: Graph, device: torch.device, *, engine: str, notes: tuple[str, ...] = ()
@@ -184,7 +182,7 @@ class Planner:
         if not self._has_allocator(device) or self.settings.budget == AUTO:
             return found
         cap_bytes = self._cap_bytes
-        places = _Places(device, self._as_run)
+        places = Places(device, self._as_run)
         best, bound = found, found.lower_bound_seconds
         least_bytes = places.needed_bytes(problem.graph, found.schedule)
         feasible_bytes, tight_bytes = problem.budget_bytes, problem.budget_bytes - max(0, least_bytes - cap_bytes)
@@ -212,7 +210,7 @@ class Planner:
                 best = replace(compact, lower_bound_seconds=bound)
         return best if best is found or self.settings.pins else self._with_places_filled(problem, best, places)
 
-    def _with_places_filled(self, problem: Problem, found: Solution, places: _Places) -> Solution:
+    def _with_places_filled(self, problem: Problem, found: Solution, places: Places) -> Solution:
         """A solution for less than the budget without recomputations that the budget and the allocator have room for.
 
         What is lost between tensors differs from one schedule to the next, so that some that take more still fit.
@@ -269,7 +267,7 @@ class Planner:
         pinned = pin(graph, self.settings.keep, self.settings.recompute)
         schedule = pinned.schedule_of(tightest(pinned.graph, enough_bytes)[0])
         if self._device is not None and self._has_allocator(self._device) and not self.settings.pins:
-            schedule = _most_compact(graph, schedule, _Places(self._device, self._as_run))
+            schedule = _most_compact(graph, schedule, Places(self._device, self._as_run))
         return Solution(schedule, Status.FEASIBLE, SMALLEST)
 
     def _last_resort(self, problem: Problem, device: torch.device, failed: Solution) -> Solution:
@@ -310,7 +308,7 @@ class Planner:
         """How many bytes more than the budget a schedule takes, or needs so that CUDA's allocator has places for it."""
         excess_bytes = simulate(graph, schedule).peak_bytes - self.budget_bytes(graph, device)
         if self._has_allocator(device) and self.settings.budget != AUTO:
-            needed_bytes = _Places(device, _as_it_is).needed_bytes(graph, schedule)
+            needed_bytes = Places(device, as_it_is).needed_bytes(graph, schedule)
             excess_bytes = max(excess_bytes, needed_bytes - self._cap_bytes)
         return max(0, excess_bytes)
 
@@ -338,8 +336,8 @@ class Planner:
         verdict = "cannot be kept" if proved else "could not be kept in the time there was"
         works_bytes = self.budget_for(possible_bytes, device)
         if self._has_allocator(device):
-            as_run = _as_it_is if self.settings.pins else self._as_run  # pins make another graph
-            places = _Places(device, as_run)
+            as_run = as_it_is if self.settings.pins else self._as_run  # pins make another graph
+            places = Places(device, as_run)
             schedule = _most_compact(problem.graph, tightest(problem.graph, possible_bytes)[0], places)
             run_bytes = self.budget_for(simulate(problem.graph, as_run(schedule)).peak_bytes, device)
             works_bytes = max(works_bytes, run_bytes, places.needed_bytes(problem.graph, schedule))
@@ -366,40 +364,12 @@ class Planner:
         return reserve_bytes + max(state_bytes, torch.cuda.memory_allocated(device) - counted)
 
 
-def _as_it_is(schedule: Schedule) -> Schedule:
-    return schedule
-
-
 def _seconds(graph: Graph, found: Solution) -> float:
     assert found.schedule is not None
     return simulate(graph, found.schedule).seconds
 
 
-class _Places:
-    """What CUDA's allocator needs for a schedule as an engine runs it, as it works now and with what it has already."""
-
-    def __init__(self, device: torch.device, as_run: Callable[[Schedule], Schedule]) -> None:
-        self._as_run = as_run
-        self._expandable = has_expandable_segments()
-        self._segment = large_segment_bytes() or LARGE_SEGMENT
-        self._idle = idle_blocks(device)
-
-    def needed_bytes(self, graph: Graph, schedule: Schedule | None) -> int:
-        """What a process must be allowed to reserve."""
-        assert schedule is not None
-        modelled_bytes = least_cap(
-            graph, self._as_run(schedule), expandable=self._expandable, segment=self._segment, idle=self._idle
-        )
-        return math.ceil((1 + _MODEL_ERROR) * modelled_bytes)
-
-    def suffice(self, graph: Graph, schedule: Schedule, cap_bytes: int) -> bool:
-        """Whether a process can train that may reserve so much; faster to tell than what it needs."""
-        modelled_bytes = int(cap_bytes / (1 + _MODEL_ERROR))
-        run = self._as_run(schedule)
-        return fits(graph, run, modelled_bytes, expandable=self._expandable, segment=self._segment, idle=self._idle)
-
-
-def _most_compact(graph: Graph, schedule: Schedule, places: _Places) -> Schedule:
+def _most_compact(graph: Graph, schedule: Schedule, places: Places) -> Schedule:
     """Of a schedule and those that a little more memory makes of it, the one that needs least of CUDA's allocator.
 
     What is lost between tensors differs by a few percent from one schedule to the next, and only trying them tells.
@@ -411,10 +381,13 @@ def _most_compact(graph: Graph, schedule: Schedule, places: _Places) -> Schedule
 
 @cache
 def _load_libraries(device: torch.device) -> None:
-    """Have cuBLAS allocate its workspace now, in this thread and in backward's: it stays, and belongs to the peak."""
+    """Have cuBLAS allocate its workspaces now, in this thread and in backward's: they stay, and belong to the peak.
+
+    A product with a bias goes another way than one without.
+    """
     with _disable_current_modes(), torch.enable_grad():
         matrix = torch.ones(16, 16, device=device, requires_grad=True)
-        torch.nn.functional.linear(matrix, matrix, matrix[0]).sum().backward()
+        (torch.nn.functional.linear(matrix, matrix, matrix[0]) @ matrix).sum().backward()
 
 
 def _same_shape(plan: Plan, graph: Graph) -> bool:

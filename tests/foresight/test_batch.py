@@ -107,7 +107,7 @@ def test_on_a_card_its_allocator_must_have_places_for_the_largest_batch(monkeypa
         def needed_bytes(self, graph: Graph, schedule: Schedule) -> int:
             return int(1.2 * simulate(graph, schedule).peak_bytes)
 
-    monkeypatch.setattr("rematch.planning.planner._Places", Places)
+    monkeypatch.setattr("rematch.planning.planner.Places", Places)
     monkeypatch.setattr("rematch.planning.planner.Planner._has_allocator", lambda *_: True)
     monkeypatch.setattr("rematch.planning.planner.Planner.outside_bytes", lambda *_: 0)
     torch.manual_seed(0)

@@ -13,6 +13,7 @@ from rematch.execute.compiled.partitioner import Partitioner
 from rematch.graph import Graph
 from rematch.planning import compiled
 from rematch.planning.compiled import Around, GraphPlanner
+from rematch.planning.cuda_allocator import Requests
 from rematch.planning.planner import Planner
 from rematch.planning.settings import Settings
 from tests.inductor_graphs import run_partitioned, use_eager_kernels
@@ -69,3 +70,32 @@ def test_on_a_card_the_first_plan_leaves_room_for_what_is_not_measured_yet(monke
         return planner.decision.plan.figures.budget_bytes / (planner.asked_bytes or 1)
 
     assert planned_share(Around()) < planned_share(Around(between_bytes=0)) - 0.005
+
+
+def test_on_a_card_a_plan_leaves_what_the_allocator_needs_beyond_the_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The budget is what a process may reserve, in which tensors need addresses in one piece."""
+    lost_share = 0.06
+
+    class Scattered:
+        """An allocator that loses a part of what is asked for."""
+
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def needed_for(self, requests: Requests) -> int:
+            return int((1 + lost_share) * requests.peak_bytes)
+
+    monkeypatch.setattr(compiled._Job, "device", property(lambda _: torch.device("cuda")))
+    monkeypatch.setattr(compiled, "Places", Scattered)
+    monkeypatch.setattr(compiled, "has_expandable_segments", lambda: True)
+
+    def predicted_share(placed: bool) -> float:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        planner = GraphPlanner(Planner(Settings(budget="70%", progress=False)), placed=placed)
+        planner.around = Around(between_bytes=0)
+        run_partitioned(Net(depth=4), batch(), Partitioner(planner, ()))
+        assert planner.decision is not None and not planner.decision.by_torch
+        return planner.decision.predicted_bytes / (planner.asked_bytes or 1)
+
+    assert predicted_share(placed=True) <= 1 / (1 + lost_share) < predicted_share(placed=False) <= 1

@@ -25,7 +25,8 @@ from rematch.graph import (
     baseline,
     simulate,
 )
-from rematch.planning.cuda_allocator import Allocator, OutOfMemory, fits, least_cap
+from rematch.planning.cuda_allocator import Allocator, Conditions, OutOfMemory, Requests, fits, least_cap, requests_of
+from rematch.planning.places import Places
 from rematch.planning.planner import Planner, tightest
 from rematch.planning.settings import Settings
 from tests.examples import examples
@@ -50,6 +51,20 @@ def test_smaller_pages_lose_less_in_holes() -> None:
         allocator.free(blocks[1])
         allocator.make_room(allocator.cap_bytes - needed * MIB)
         assert allocator.mapped_bytes <= needed * MIB
+
+
+def test_pages_that_expand_serve_what_is_left_of_one_however_little() -> None:
+    for expandable, needed in ((True, 36 * MIB), (False, (24 + 14) * MIB)):
+        allocator = Allocator(60 * MIB, expandable=expandable, segment=12 * MIB)
+        allocator.allocate(23 * MIB + MIB // 2)
+        allocator.allocate(12 * MIB + MIB // 4)
+        assert allocator.mapped_bytes == needed
+
+
+def test_the_peak_of_requests_counts_what_is_there_all_the_time() -> None:
+    step = (("a", 30 * MIB), ("b", 20 * MIB), ("a", None), ("c", 25 * MIB), ("b", None))
+    assert Requests((5 * MIB,), step).peak_bytes == 55 * MIB
+    assert Requests((5 * MIB,), (*step, ("d", 40 * MIB))).peak_bytes == 70 * MIB
 
 
 def test_what_is_free_goes_back_to_the_driver_only_at_the_cap() -> None:
@@ -140,23 +155,24 @@ def chain(layers: int, sizes_mib: tuple[int, ...]) -> Graph:
 def test_a_schedule_needs_at_least_its_peak_and_everything_fits_at_the_least_cap() -> None:
     graph = chain(12, (70, 45, 25))
     for expandable in (False, True):
-        cap_bytes = least_cap(graph, baseline(graph), expandable=expandable)
-        assert cap_bytes >= simulate(graph, baseline(graph)).peak_bytes
-        assert fits(graph, baseline(graph), cap_bytes, expandable=expandable)
-        assert not fits(graph, baseline(graph), int(0.9 * cap_bytes), expandable=expandable)
+        requests, conditions = requests_of(graph, baseline(graph)), Conditions(expandable=expandable)
+        cap_bytes = least_cap(requests, conditions)
+        assert cap_bytes >= requests.peak_bytes == simulate(graph, baseline(graph)).peak_bytes
+        assert fits(requests, cap_bytes, conditions)
+        assert not fits(requests, int(0.9 * cap_bytes), conditions)
 
 
 def test_plans_for_a_card_leave_room_for_what_is_free_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = chain(16, (70, 45, 25))
-    monkeypatch.setattr("rematch.planning.planner.has_expandable_segments", lambda: False)
-    monkeypatch.setattr("rematch.planning.planner.idle_blocks", lambda device: [])
+    monkeypatch.setattr("rematch.planning.places.has_expandable_segments", lambda: False)
+    monkeypatch.setattr("rematch.planning.places.idle_blocks", lambda device: [])
     budget_bytes = int(0.6 * simulate(graph, baseline(graph)).peak_bytes)
 
     def needed(device: str) -> int:
         planner = Planner(Settings(budget=budget_bytes, time_limit=5.0, progress=False))
         plan = planner.plan(graph, torch.device(device), engine="tape")
         assert plan.figures.budget_bytes <= budget_bytes
-        return least_cap(graph, plan.schedule, expandable=False)
+        return least_cap(requests_of(graph, plan.schedule), Conditions(expandable=False))
 
     assert needed("cpu") > budget_bytes, "the test needs a schedule that leaves holes"
     assert needed("cuda") <= budget_bytes
@@ -164,7 +180,7 @@ def test_plans_for_a_card_leave_room_for_what_is_free_in_pieces(monkeypatch: pyt
 
 def test_a_schedule_that_computes_nothing_needs_what_is_resident() -> None:
     graph = Graph((), (Value("x", 5 * MIB, resident=True),), name="empty")
-    assert least_cap(graph, Schedule(np.zeros(0, dtype=np.int64))) >= 5 * MIB
+    assert least_cap(requests_of(graph, Schedule(np.zeros(0, dtype=np.int64)))) >= 5 * MIB
 
 
 def test_what_is_fetched_needs_a_place_and_what_has_left_needs_none() -> None:
@@ -172,10 +188,11 @@ def test_what_is_fetched_needs_a_place_and_what_has_left_needs_none() -> None:
     ops = (Op("make a", 1.0, (), (0,)), Op("make b", 1.0, (), (1,)), Op("make c", 1.0, (0,), (2,)))
     graph = Graph(ops, values, link=Link(1e9, 1e9, host_bytes=2**30))
     away = Schedule.of([Compute(0), Offload(0), Free(0), Compute(1), Free(1), Fetch(0), Compute(2)])
-    assert least_cap(graph, away) == 120 * MIB
-    assert least_cap(graph, Schedule.of([*list(away)[:4], Fetch(0), Free(1), Compute(2)])) == 120 * MIB
+    assert least_cap(requests_of(graph, away)) == 120 * MIB
+    back = Schedule.of([*list(away)[:4], Fetch(0), Free(1), Compute(2)])
+    assert least_cap(requests_of(graph, back)) == 120 * MIB
     kept = Schedule.of([Compute(0), Offload(0), Free(0), Compute(1), Fetch(0), Compute(2)])
-    assert least_cap(graph, kept) == 180 * MIB
+    assert least_cap(requests_of(graph, kept)) == 180 * MIB
 
 
 def test_a_schedule_that_fits_the_card_may_take_longer_than_one_that_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +200,7 @@ def test_a_schedule_that_fits_the_card_may_take_longer_than_one_that_does_not(mo
     budget_bytes = int(0.6 * simulate(graph, baseline(graph)).peak_bytes)
     lean_bytes = int(0.86 * budget_bytes)
 
-    class Places:
+    class Roomy:
         """Has room for lean schedules only."""
 
         def __init__(self, *_: object) -> None:
@@ -195,7 +212,7 @@ def test_a_schedule_that_fits_the_card_may_take_longer_than_one_that_does_not(mo
         def suffice(self, graph: Graph, schedule: Schedule, _: int) -> bool:
             return simulate(graph, schedule).peak_bytes <= lean_bytes
 
-    monkeypatch.setattr("rematch.planning.planner._Places", Places)
+    monkeypatch.setattr("rematch.planning.planner.Places", Roomy)
     monkeypatch.setattr("rematch.planning.planner._MOST_FOR_PLACES", 0.0)
     planner = Planner(Settings(budget=budget_bytes, time_limit=5.0, progress=False))
     plan = planner.plan(graph, torch.device("cuda"), engine="tape")
@@ -207,7 +224,7 @@ def test_room_that_a_tighter_plan_leaves_is_filled(monkeypatch: pytest.MonkeyPat
     budget_bytes = int(0.6 * simulate(graph, baseline(graph)).peak_bytes)
     placed: list[int] = []
 
-    class Places:
+    class Roomy:
         """Says that a schedule needs far too much, until one is tried that needs far less."""
 
         def __init__(self, *_: object) -> None:
@@ -220,7 +237,7 @@ def test_room_that_a_tighter_plan_leaves_is_filled(monkeypatch: pytest.MonkeyPat
         def suffice(self, graph: Graph, schedule: Schedule, cap_bytes: int) -> bool:
             return cap_bytes == budget_bytes
 
-    monkeypatch.setattr("rematch.planning.planner._Places", Places)
+    monkeypatch.setattr("rematch.planning.planner.Places", Roomy)
     planner = Planner(Settings(budget=budget_bytes, time_limit=5.0, progress=False))
     plan = planner.plan(graph, torch.device("cuda"), engine="tape")
     assert len(placed) == 2 and placed[1] < 0.92 * budget_bytes
@@ -229,7 +246,7 @@ def test_room_that_a_tighter_plan_leaves_is_filled(monkeypatch: pytest.MonkeyPat
 
 def test_a_refusal_names_what_the_engines_own_order_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = chain(12, (70, 45, 25))
-    monkeypatch.setattr("rematch.planning.planner.idle_blocks", lambda device: [])
+    monkeypatch.setattr("rematch.planning.places.idle_blocks", lambda device: [])
     whole_bytes = simulate(graph, baseline(graph)).peak_bytes
 
     def named(adapted: Callable[[Schedule], Schedule] | None) -> int:
@@ -245,18 +262,17 @@ def test_a_refusal_names_what_the_most_compact_schedule_near_the_smallest_needs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     graph = chain(12, (70, 45, 25))
-    monkeypatch.setattr("rematch.planning.planner.idle_blocks", lambda device: [])
+    monkeypatch.setattr("rematch.planning.places.idle_blocks", lambda device: [])
     smallest, peak_bytes = tightest(graph, 0)
     needed = {
         schedule.steps.tobytes(): 2 * peak_bytes + number * MIB
         for number, schedule in enumerate((baseline(graph), smallest))
     }
 
-    def least_cap(graph: Graph, schedule: Schedule, **_: object) -> int:
+    def needed_bytes(_: Places, graph: Graph, schedule: Schedule) -> int:
         return needed.get(schedule.steps.tobytes(), 2 * peak_bytes - MIB)
 
-    monkeypatch.setattr("rematch.planning.planner.least_cap", least_cap)
-    monkeypatch.setattr("rematch.planning.planner._MODEL_ERROR", 0.0)
+    monkeypatch.setattr(Places, "needed_bytes", needed_bytes)
     planner = Planner(Settings(budget=peak_bytes // 50, time_limit=1.0, progress=False))
     with pytest.raises(BudgetInfeasible) as refusal:
         planner.plan(graph, torch.device("cuda"), engine="tape")

@@ -9,7 +9,7 @@ and reads for the last time. No code is written, compiled or run, so this takes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,6 +33,8 @@ from rematch.capture.joint.traced import is_tangent
 from rematch.capture.memory import allocated_bytes
 
 Workspace = Callable[["Kernel"], int]
+Request = tuple[str, int | None]  # memory and the bytes that are asked for, or None where it is freed
+_WORKSPACE, _LOSS = "a library's workspace", "the loss"
 
 
 @dataclass(frozen=True)
@@ -79,25 +81,31 @@ class Lowered:
             results=tuple(None if name is None else new(name) for name in self.results),
         )
 
-    def walk(self, alive: dict[str, int], kept: set[str], workspace: Workspace) -> Iterator[tuple[Kernel, int]]:
-        """For each kernel the bytes of what is `alive` while it runs; memory in `kept` counts elsewhere."""
+    def requests(self, held: dict[str, str], kept: set[str], workspace: Workspace) -> Iterator[Request]:
+        """What is asked for and freed, kernel by kernel; memory in `kept` counts elsewhere.
+
+        `held` is what is alive, by the name it was asked for with: kernels write into memory that others asked for.
+        """
         final = {result for result in self.results if result is not None}
         last: dict[str, int] = {}
         for place, kernel in enumerate(self.kernels):
             last.update(dict.fromkeys((*kernel.reads, *kernel.makes), place))
-        for name in [name for name in alive if name not in last and name not in final | kept]:
-            del alive[name]
-        now = sum(alive.values())
+        for name in [name for name in held if name not in last and name not in final | kept]:
+            yield held.pop(name), None
         for place, kernel in enumerate(self.kernels):
-            for name in kernel.makes - alive.keys() - kept:
-                alive[name] = self.sizes[name]
-                now += alive[name]
-            for old in kernel.takes_over.values():
-                now -= alive.pop(old, 0) if old not in kept else 0
-            yield kernel, now + workspace(kernel)
-            for name in (kernel.reads | kernel.makes) - kept - final:
-                if last[name] == place:
-                    now -= alive.pop(name, 0)
+            for name in sorted(kernel.makes - held.keys() - kept):
+                old = kernel.takes_over.get(name, name)
+                if old in held and old not in kept:
+                    held[name] = held.pop(old)
+                else:
+                    held[name] = name
+                    yield name, self.sizes[name]
+            if size := workspace(kernel):
+                yield _WORKSPACE, size
+                yield _WORKSPACE, None
+            for name in sorted((kernel.reads | kernel.makes) - kept - final):
+                if last[name] == place and name in held:
+                    yield held.pop(name), None
 
 
 @dataclass(frozen=True)
@@ -112,16 +120,47 @@ class LoweredStep:
 
     def peaks(self, *, resident_bytes: int, workspace: Workspace = lambda kernel: 0) -> StepPeaks:
         """The peaks of a step. `resident_bytes` are there all the time, inputs of forward among them."""
-        alive: dict[str, int] = {}
+        sizes: dict[str, int] = {}
+        parts = (_most_bytes(part, sizes) for part in self._parts(workspace))
+        return StepPeaks(*(resident_bytes + most for most in parts))
+
+    def requests(self, loss_bytes: int, workspace: Workspace = lambda kernel: 0) -> Iterator[Request]:
+        """What a step asks for and frees, if the loss takes so much between the halves."""
+        forward, between, backward = self._parts(workspace)
+        yield from forward
+        yield from between
+        if loss_bytes:
+            yield _LOSS, loss_bytes
+            yield _LOSS, None
+        yield from backward
+
+    def _parts(self, workspace: Workspace) -> tuple[Iterator[Request], Iterator[Request], Iterator[Request]]:
+        """The requests of forward, of the loss and of backward, to be gone through in this order."""
+        held: dict[str, str] = {}
         inputs = set(self.inputs)
-        in_forward = max((now for _, now in self.forward.walk(alive, inputs, workspace)), default=0)
-        alive |= self.tangents
-        at_loss = sum(alive.values())
-        held = sum(size for name, size in alive.items() if name in self.returned)
-        saved = {name: size for name, size in alive.items() if name not in self.returned}
-        walked = self.backward.walk(saved, inputs | self.returned, workspace)
-        in_backward = held + max((now for _, now in walked), default=0)
-        return StepPeaks(*(resident_bytes + most for most in (in_forward, at_loss, in_backward)))
+
+        def between() -> Iterator[Request]:
+            held.update(zip(self.tangents, self.tangents, strict=True))
+            yield from self.tangents.items()
+
+        def backward() -> Iterator[Request]:
+            for name in self.returned & held.keys():  # the user's
+                del held[name]
+            yield from self.backward.requests(held, inputs | self.returned, workspace)
+
+        return self.forward.requests(held, inputs, workspace), between(), backward()
+
+
+def _most_bytes(requests: Iterable[Request], sizes: dict[str, int]) -> int:
+    """The most at once, beginning with what is there; `sizes` is left as it is in the end."""
+    most = now = sum(sizes.values())
+    for name, size in requests:
+        now -= sizes.pop(name, 0)
+        if size is not None:
+            sizes[name] = size
+            now += size
+            most = max(most, now)
+    return most
 
 
 def lower_step(forward: GraphModule, backward: GraphModule, *, returned: int) -> LoweredStep:

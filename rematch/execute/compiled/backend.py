@@ -45,7 +45,10 @@ _MOST_MEASUREMENTS = 8  # of one compilation, before we stop waiting for one tha
 _MARGIN = 0.005  # of the budget, left free when a plan is corrected
 _SLACK = 0.04  # of the budget: with more than this left over, another plan could be faster
 _OURS = ("budget", "solver", "time_limit", "reserve")
-VERSION = 5  # of what we make of a graph, for inductor's caches
+# Inductor keeps a buffer that is no longer needed for a later one of its size, across peaks too where its own estimate
+# has room, which leaves out what libraries take. A caching allocator serves the later one as well, and keeps nothing.
+_ON_A_CARD = {"allow_buffer_reuse": False}
+VERSION = 6  # of what we make of a graph, for inductor's caches
 backends: dict[str, CompiledBackend] = {}  # those of the name, by their options
 
 
@@ -83,10 +86,11 @@ class CompiledGraph:
 
     def __init__(self, backend: CompiledBackend, module: GraphModule, example_inputs: Sequence[Any]) -> None:
         self.backend = backend
-        self.planner = GraphPlanner(backend.planner, backend.state_bytes)
+        own_memory = _uses_cuda_graphs(backend.inductor_options)
+        self.planner = GraphPlanner(backend.planner, backend.state_bytes, placed=not own_memory)
         self.device = _device(example_inputs)
         self._compaction: Compaction | None = None
-        if not _uses_cuda_graphs(backend.inductor_options):  # which have memory of their own
+        if not own_memory:
             use_expandable_segments(self.device)
             self._compaction = Compaction()
         self._free = self.planner.free_share(self.device)  # when the graph was first seen
@@ -156,7 +160,8 @@ class CompiledGraph:
         assert self._module is not None
         results = len(self._module.graph.output_node().args[0])  # type: ignore[arg-type]
         partitioner = Partitioner(self.planner, identity, results)
-        patches = {**self.backend.inductor_options, "custom_partitioner_fn": partitioner}
+        settings = inductor_settings(self.device, self.backend.inductor_options)
+        patches = {**settings, "custom_partitioner_fn": partitioner}
         try:
             with _tracing_like_dynamo(self._traced):
                 copied = _copy(self._module)
@@ -410,6 +415,11 @@ def _inductor_options(options: dict[str, Any]) -> dict[str, Any]:
         return {**list_mode_options(mode), **given}
     except RuntimeError as error:  # names the modes there are
         raise BudgetError(f"the option mode: {error}") from None
+
+
+def inductor_settings(device: torch.device, given: dict[str, Any]) -> dict[str, Any]:
+    """With which inductor compiles: ours for the device, and those that the user has given."""
+    return {**(_ON_A_CARD if device.type == "cuda" else {}), **given}
 
 
 def _uses_cuda_graphs(options: dict[str, Any]) -> bool:

@@ -45,6 +45,27 @@ def test_kernels_buffers_and_memory_that_is_written_over() -> None:
     assert peaks.at_loss_bytes == 1000 + 4 * TENSOR
 
 
+def test_requests_of_a_step_are_what_its_peaks_count() -> None:
+    layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.GELU(), nn.Linear(WIDTH, WIDTH))
+    step = lowered(layers, torch.randn(ROWS, WIDTH))
+    loss_bytes = 100 * TENSOR
+    alive: dict[str, int] = {}
+    peaks = [0]
+    written_over = {made for kernel in step.backward.kernels for made in kernel.takes_over}
+    for name, size in step.requests(loss_bytes, lambda kernel: 7 if kernel.library else 0):
+        assert (name in alive) == (size is None), "freed when it is there, and asked for when it is not"
+        alive.pop(name, None)
+        if size is not None:
+            alive[name] = size
+            peaks.append(sum(alive.values()))
+    assert max(peaks) == step.peaks(resident_bytes=0).at_loss_bytes + loss_bytes
+    without_loss = max(size for size in peaks if size < loss_bytes)
+    predicted = step.peaks(resident_bytes=0, workspace=lambda kernel: 7 if kernel.library else 0)
+    assert without_loss == max(predicted.forward_bytes, predicted.backward_bytes)
+    assert written_over and not written_over & alive.keys()
+    assert step.returned <= alive.keys()
+
+
 def test_saved_copies_in_channels_last_order_are_memory_of_their_own() -> None:
     layers = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))
     sample = torch.randn(2, 4, 16, 16)

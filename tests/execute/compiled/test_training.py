@@ -22,7 +22,7 @@ from torch._dynamo.utils import counters
 
 import rematch
 from rematch.execute.compiled import backend as backend_module
-from rematch.execute.compiled.backend import _backend_for, rematch_backend
+from rematch.execute.compiled.backend import _backend_for, inductor_settings, rematch_backend
 from rematch.planning import compiled as compiled_planning, planner
 from rematch.trial import Trial, same_outcome
 from tests.inductor_graphs import compile_eagerly, use_eager_kernels
@@ -243,6 +243,14 @@ def test_cuda_graphs_leave_the_allocator_as_it_is(
     with torch._inductor.config.patch({"triton.cudagraphs": True}):  # as TORCHINDUCTOR_CUDAGRAPHS does
         first(SAMPLE)
     assert not asked
+
+
+def test_on_a_card_inductor_keeps_no_buffers_for_later_unless_it_is_told_to() -> None:
+    card, reuse = torch.device("cuda"), "allow_buffer_reuse"
+    assert inductor_settings(card, {"max_autotune": True}) == {reuse: False, "max_autotune": True}
+    assert inductor_settings(card, {reuse: True}) == {reuse: True}
+    assert inductor_settings(torch.device("cpu"), {}) == {}
+    assert reuse in torch._inductor.list_options()
 
 
 def uuids_of(monkeypatch: pytest.MonkeyPatch, budget: str | int, **options: Any) -> list[Any]:
