@@ -65,9 +65,10 @@ def in_fsdp(module: nn.Sequential, **options: Any) -> nn.Module:
     return fully_shard(module)
 
 
+FEW: Options = {"test_configs.max_mm_configs": 4}  # else each product is tuned for a minute on a busy card
 CASES: dict[str, tuple[Callable[..., nn.Module], Options]] = {
-    "tuned": (alone, {"mode": "max-autotune-no-cudagraphs"}),
-    "tuned with CUDA graphs": (alone, {"mode": "max-autotune"}),
+    "tuned": (alone, {"mode": "max-autotune-no-cudagraphs", **FEW}),
+    "tuned with CUDA graphs": (alone, {"mode": "max-autotune", **FEW}),
     "CUDA graphs": (alone, {"triton.cudagraphs": True}),
     "DDP": (in_ddp, {}),
     "FSDP2": (in_fsdp, {}),
