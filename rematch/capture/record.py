@@ -239,7 +239,7 @@ def _stand_ins(
         if id(parameter) not in found:
             made = nn.Parameter(recorder.resident(parameter, name, "parameters"), requires_grad=parameter.requires_grad)
             made.__dict__.update(parameter.__dict__)
-            if parameter.grad is not None:
+            if parameter.is_leaf and parameter.grad is not None:
                 made.grad = recorder.resident(parameter.grad, f"{name}.grad", "gradients")
             elif accumulate and parameter.requires_grad:
                 made.grad = recorder.resident_like(parameter, f"{name}.grad", "gradients")

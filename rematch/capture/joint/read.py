@@ -49,6 +49,7 @@ class Input:
 
     name: str
     role: str
+    is_leaf: bool = True  # of autograd, and no result of other operators, such as weights that a call is given
 
 
 @dataclass(frozen=True)
@@ -312,7 +313,7 @@ class _Finish:
             given_as = getattr(primal.meta.get("desc"), "idx", None)
             if given_as != place or not self.assembly.changed_buffers.isdisjoint(of_parameter):
                 return {}
-            if info.role == "parameters" and all(key in last_use for key in own):
+            if info.role == "parameters" and info.is_leaf and all(key in last_use for key in own):
                 size = sum(device_bytes(t) for t in tensors_of(self.assembly.found.value[gradient]))
                 final.append((max(last_use.get(key, 0) for key in (*own, *of_parameter)), place, size))
         found: dict[int, list[int]] = {}

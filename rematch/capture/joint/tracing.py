@@ -14,6 +14,7 @@ import logging
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from itertools import cycle
 from typing import Any
@@ -162,7 +163,13 @@ def _forget_dispatch(op: OpOverload) -> None:
 
 def describe_inputs(module: GraphModule) -> list[Input]:
     """What Dynamo says that the placeholders of its graph are."""
-    return [_describe_source(_source_name(node)) for node in module.graph.nodes if node.op == "placeholder"]
+    nodes = [node for node in module.graph.nodes if node.op == "placeholder"]
+    return [replace(_describe_source(_source_name(node)), is_leaf=_is_leaf(node)) for node in nodes]
+
+
+def _is_leaf(node: torch.fx.Node) -> bool:
+    example = node.meta.get("example_value")
+    return not isinstance(example, torch.Tensor) or example.is_leaf
 
 
 def _source_name(node: torch.fx.Node) -> str:

@@ -40,6 +40,7 @@ from rematch.capture.stand_ins import stood_in_for
 from rematch.errors import CaptureError, RematchError
 from rematch.execute.loss_meter import LossMeter, give_up_measuring
 from rematch.execute.own_code import own_code
+from rematch.execute.replay.ahead import Ahead, arguments_of_others, hands_over_arguments
 from rematch.execute.replay.double_backward import refuse_double_backward
 from rematch.execute.replay.partition import partition
 from rematch.execute.replay.source import compile_module
@@ -175,7 +176,7 @@ class Replay:
             assert method is not None, "called by the module, which holds the runner"
             return method(module, example_inputs)
 
-        context: Any = torch._dynamo.optimize(backend, nopython=True, dynamic=False)
+        context: Any = torch._dynamo.optimize(backend, nopython=True, dynamic=False, guard_filter_fn=_that_count)
         context.callback = _WithOurSettings(context.callback)
         function: Callable[..., Any] = context(own_code(self.plain))
         return function
@@ -190,12 +191,19 @@ class Replay:
             replay = ours()
             if replay is not None and replay.dry:
                 raise _Planned
-            if graph.stretches:
-                call = Call(graph.stretches)
-                outputs = compiled(*call.handed(args))
-                call.watch(outputs)
-            else:
-                outputs = compiled(*args)
+            ahead = graph.ahead
+            try:
+                if ahead is not None:
+                    ahead.run(args)
+                if graph.stretches:
+                    call = Call(graph.stretches)
+                    outputs = compiled(*call.handed(args))
+                    call.watch(outputs)
+                else:
+                    outputs = compiled(*args)
+            finally:
+                if ahead is not None:
+                    ahead.forget()
             if meter is not None:
                 refuse_double_backward(outputs)
                 if graph.drops_tangents:
@@ -249,6 +257,19 @@ class _WithOurSettings:
             return self._torchdynamo_orig_backend(*frame)
 
 
+_EMPTY_HOOKS = "EMPTY_NN_MODULE_HOOKS_DICT"
+
+
+def _that_count(guards: Sequence[Any]) -> list[bool]:
+    """Which of Dynamo's guards to keep: not those on which hooks of a module take keywords, where it has no hooks.
+
+    Of the guards that a step has to look at, these are one in seven.
+    """
+    empty = {guard.name for guard in guards if guard.guard_type == _EMPTY_HOOKS}
+    implied = {f"{name}_with_kwargs" for name in empty} & empty
+    return [guard.guard_type != _EMPTY_HOOKS or guard.name not in implied for guard in guards]
+
+
 class _CompiledGraph:
     """One traced graph of a module, between its joint form and two compiled functions.
 
@@ -260,6 +281,7 @@ class _CompiledGraph:
         self.described = described
         self.capture: Capture | None = None
         self.stretches: tuple[Places, ...] = ()  # in which gradients leave, if not all at once
+        self.ahead: Ahead | None = None
         self.meter: LossMeter | None = None
 
     @property
@@ -313,8 +335,18 @@ class _CompiledGraph:
         return forward, backward
 
     def compile_forward(self, module: GraphModule, _: Any) -> Any:
-        _say_that_nothing_is_donated()
-        return compile_module(module, "forward")
+        run = compile_module(module, "forward")
+        context = torch._guards.TracingContext.try_get()
+        if context is None or context.fw_metadata is None:
+            return run
+        # AOTAutograd leaves open whether backward may write over what is saved, and then refuses to keep the graph.
+        context.fw_metadata.bw_donated_idxs = []
+        assert self.capture is not None
+        returned = _outputs_of(module)[: self.capture.forward_outputs]
+        if not hands_over_arguments(self.capture.joint.graph, returned, context.fw_metadata, len(self.described)):
+            return run
+        self.ahead = Ahead(run, arguments_of_others(context.fw_metadata))
+        return self.ahead
 
     def compile_inference(self, traced: GraphModule, _: Any) -> Any:
         return compile_module(self._plan(traced, len(_outputs_of(traced)))[0], "inference")
@@ -350,13 +382,6 @@ def _outputs_of(module: GraphModule) -> Sequence[Any]:
     returned: Any = module.graph.output_node().args[0]
     found: Sequence[Any] = returned
     return found
-
-
-def _say_that_nothing_is_donated() -> None:
-    """AOTAutograd leaves open whether backward may write over what is saved, and then refuses to keep the graph."""
-    context = torch._guards.TracingContext.try_get()
-    if context is not None and context.fw_metadata is not None:
-        context.fw_metadata.bw_donated_idxs = []
 
 
 def _watch_tangents(outputs: Iterable[torch.Tensor]) -> list[Layout]:

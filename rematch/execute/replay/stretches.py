@@ -4,8 +4,10 @@
 
 A traced module is one node of autograd, whose gradients would all leave at its end: too late for data parallel training
 to send some while others are computed, and for an optimizer that steps in a hook to free them. So the node's backward
-stops after a first *stretch*. The parameters of each later stretch have passed through a node of their own, which runs
-the next stretch when autograd comes to it; a tensor without elements makes autograd come to them in turn.
+stops after a first *stretch*, and each later stretch has a node of its own, which runs the stretch when autograd comes
+to it and has its gradients. What makes autograd come to them in turn is one parameter, which has passed through the
+first of these nodes, and tensors without elements from each to the next. The other parameters need not pass through
+their node: the traced module's own node has no gradient for them, and autograd waits for both.
 """
 
 from __future__ import annotations
@@ -36,13 +38,13 @@ class Call:
         self._left = 0  # stretches that are still to come
 
     def handed(self, args: Sequence[Any]) -> list[Any]:
-        """The arguments, where those of later stretches have passed through a node each."""
+        """The arguments, where one of the second stretch has passed through the node that runs it."""
         handed = list(args)
-        token = None
-        for places in reversed(self.stretches[1:]):
-            token, *tensors = _Stretch.apply(self, token, *(args[place] for place in places))
-            for place, tensor in zip(places, tensors, strict=True):
-                handed[place] = tensor
+        following = None
+        for places in reversed(self.stretches[2:]):
+            following = _Stretch.apply(self, following, False, *(args[place] for place in places))
+        for places in self.stretches[1:2]:
+            handed[places[0]] = _Stretch.apply(self, following, True, *(args[place] for place in places))
         return handed
 
     def watch(self, outputs: Iterable[Any]) -> None:
@@ -98,15 +100,22 @@ def _taken(running: Running) -> list[Any]:
 
 
 class _Stretch(torch.autograd.Function):
-    """Hands tensors on; in backward, runs a stretch and returns their gradients."""
+    """In backward, runs a stretch and returns the gradients of `tensors`.
+
+    Hands on the first of them, or a tensor without elements, to whatever autograd comes from.
+    """
 
     @staticmethod
-    def forward(ctx: Any, call: Call, token: torch.Tensor | None, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(
+        ctx: Any, call: Call, following: torch.Tensor | None, hands_on: bool, *tensors: torch.Tensor
+    ) -> torch.Tensor:
         ctx.set_materialize_grads(False)
-        ctx.call = call
-        return tensors[0].new_empty(0), *tensors
+        ctx.call, ctx.hands_on, ctx.others = call, hands_on, len(tensors) - 1
+        return tensors[0] if hands_on else tensors[0].new_empty(0)
 
     @staticmethod
-    def backward(ctx: Any, _: Any, *gradients: Any) -> tuple[Any, ...]:
+    def backward(ctx: Any, gradient: Any) -> tuple[Any, ...]:
         left = ctx.call.next_stretch()
-        return None, None, *(gradients if left is None else left)
+        if left is None:  # it comes from the traced module's own node
+            left = [gradient if ctx.hands_on else None, *[None] * ctx.others]
+        return None, None, None, *left

@@ -136,8 +136,18 @@ def test_a_gradient_that_has_left_counts_until_the_end() -> None:
         lambda module: _twice(mean_square(module(INPUTS)), module),
         lambda module: _two_forwards(module),
         lambda module: _with_graph(mean_square(module(INPUTS)), module),
+        lambda module: _of_computed_weights(module),
+        lambda module: _seen_by_hooks(module),
     ],
-    ids=["of the first stretch", "of later ones", "twice", "of two forwards", "with create_graph"],
+    ids=[
+        "of the first stretch",
+        "of later ones",
+        "twice",
+        "of two forwards",
+        "with create_graph",
+        "of computed weights",
+        "seen by hooks",
+    ],
 )
 def test_gradients_however_they_are_asked_for(ask: Callable[[Any], tuple[torch.Tensor, ...]]) -> None:
     module, plain = planned(), layers()
@@ -163,3 +173,21 @@ def _two_forwards(module: nn.Module) -> tuple[torch.Tensor, ...]:
 
 def _with_graph(loss: torch.Tensor, module: nn.Module) -> tuple[torch.Tensor, ...]:
     return tuple(each.detach() for each in torch.autograd.grad(loss, list(module.parameters()), create_graph=True))
+
+
+def _of_computed_weights(module: nn.Module) -> tuple[torch.Tensor, ...]:
+    weights = {name: parameter * 2 for name, parameter in module.named_parameters()}
+    loss = mean_square(torch.func.functional_call(module, weights, (INPUTS,)))
+    return torch.autograd.grad(loss, list(module.parameters()))
+
+
+def _seen_by_hooks(module: nn.Module) -> tuple[torch.Tensor, ...]:
+    """Each once, and with its whole gradient."""
+    seen: list[torch.Tensor] = []
+    handles = [parameter.register_hook(lambda gradient: seen.append(gradient)) for parameter in module.parameters()]
+    (mean_square(module(INPUTS)) + mean_square(module(INPUTS / 2))).backward()
+    for handle in handles:
+        handle.remove()
+    gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+    assert len(seen) == len(gradients)
+    return *sorted(seen, key=lambda each: float(each.sum())), *gradients
