@@ -58,6 +58,8 @@ MAY_IMPORT = {
     "execute.compiled": {*BASE, "rematch", "cache", "capture", "execute", "graph", "planning", "records"},
     "execute.ranks": {*BASE, "execute", "planning.plan"},
     "execute.runner": {*BASE, "capture", "execute", "graph", "planning", "report.progress", "solvers.base"},
+    "execute.earlier_plans": {*BASE, "capture", "execute", "graph", "planning", "solvers.base"},
+    "execute.refusals": {*BASE, "capture", "planning.settings"},
     "execute.choice": {"capture", "execute", "graph", "planning.settings"},
     "execute.routes": {"capture", "execute", "planning"},
     "execute.tape.stored": {*BASE, "execute", "records"},

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from rematch.execute.runner import Runner, Unbound
+from rematch.execute.as_forward import Unbound
+from rematch.execute.runner import Runner
 
 M = TypeVar("M", bound=nn.Module)
 

@@ -61,12 +61,13 @@ def plan_of_rank_0(runner: Runner) -> Iterator[None]:
         received = [""]
         dist.broadcast_object_list(received, src=0)
         plans = [Plan.from_json(data, "the plan of rank 0") for data in json.loads(received[0])]
-        cache, runner.plan_cache = runner.plan_cache, None  # which may hold another plan
+        earlier = runner.earlier_plans
+        cache, earlier.cache = earlier.cache, None  # which may hold another plan
         runner.planner.plans = plans
         try:
             yield
         finally:
-            runner.plan_cache = cache
+            earlier.cache = cache
             unused = {id(plan) for plan in plans if plan.graph is None}
             runner.planner.plans = [plan for plan in runner.planner.plans if id(plan) not in unused]
 

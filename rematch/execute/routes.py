@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree
 
 from rematch.capture.recorded_graph import StepGraph
@@ -23,7 +26,7 @@ class Kind(NamedTuple):
     """What tells calls apart that may need plans of their own."""
 
     arguments: tuple[Any, ...]
-    structure: pytree.TreeSpec
+    structure: Hashable
     training: bool
     gradients: int  # how many are there already
     autocast: tuple[bool, ...]
@@ -56,6 +59,19 @@ class Route:
         return self.plain or (self.plan is not None and self.tape is None and not self.replays)
 
 
+_LEAVES = {torch.Tensor, nn.Parameter, type(None), bool, int, float, str}  # most of what calls are given
+
+
+def kind_of(args: tuple[Any, ...], kwargs: dict[str, Any], *, training: bool, gradients: int) -> Kind:
+    """The kind of a call with these arguments. A tape follows any path, so this may be coarse."""
+    leaves: Iterable[Any] = (*args, *kwargs.values())
+    structure: Hashable = (len(args), *kwargs)
+    if not _LEAVES.issuperset(map(type, leaves)):
+        leaves, structure = pytree.tree_flatten((args, kwargs))
+    autocast = tuple(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda"))
+    return Kind(tuple(describe(leaf) for leaf in leaves), structure, training, gradients, autocast)
+
+
 def describe(leaf: Any) -> Any:
     """What tells an argument from others that need another plan: of tensors the shape and type, else the value."""
     if isinstance(leaf, torch.Tensor):
@@ -69,3 +85,32 @@ def describe(leaf: Any) -> Any:
     except TypeError:
         return type(leaf)
     return leaf
+
+
+class Gradients:
+    """How many of a module's parameters have one.
+
+    Walking through a module costs a call of a small one dearly, so its parameters are known until one is replaced.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self._parameters: list[weakref.ref[nn.Parameter]] = []
+
+    def count(self) -> int:
+        counted = self._count_known()
+        if counted is None:
+            self._parameters = [weakref.ref(each) for each in self.module.parameters() if each.is_leaf]
+            counted = self._count_known()
+        return counted or 0
+
+    def _count_known(self) -> int | None:
+        """None if nothing is known, or no more."""
+        count = 0
+        for known in self._parameters:
+            parameter = known()
+            if parameter is None:
+                return None
+            if parameter.grad is not None:
+                count += 1
+        return count if self._parameters else None

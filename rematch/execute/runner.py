@@ -9,15 +9,12 @@ Everything that must survive copying and pickling is data; routes are made again
 
 from __future__ import annotations
 
-import inspect
 import logging
-import math
 import threading
-import types
 import warnings
 import weakref
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -33,33 +30,32 @@ from rematch.capture.memory import allocated_bytes, use_expandable_segments
 from rematch.capture.record import record
 from rematch.capture.recorded_graph import RecordedGraph, StepGraph, recorded_graph, with_outside
 from rematch.capture.recorder import CannotRecord, Recorder
-from rematch.errors import BudgetInfeasible, CaptureError, FormatError
+from rematch.errors import BudgetInfeasible, CaptureError
+from rematch.execute.as_forward import AsForward
 from rematch.execute.choice import costs_the_host, reasons_for_tape
 from rematch.execute.chunked_loss import head_of, with_chunked_loss
 from rematch.execute.compaction import Compaction
+from rematch.execute.earlier_plans import EarlierPlans
 from rematch.execute.first_step import before_first_step, watch_first_step
 from rematch.execute.loss_meter import give_up_measuring
 from rematch.execute.optimizers import StepWatch, forecast_state_bytes
 from rematch.execute.ranks import plan_of_rank_0
 from rematch.execute.referee import differences
+from rematch.execute.refusals import explained, smaller
 from rematch.execute.replay.engine import Replay, Retraced, is_tracing, loss_cost
-from rematch.execute.routes import Kind, Route, describe
+from rematch.execute.routes import Gradients, Kind, Route, kind_of
 from rematch.execute.split_products import with_split_products
 from rematch.execute.tape import Blocks, Budget, Parting, run
 from rematch.execute.tape.from_schedule import at_unpackings, tape_plan
-from rematch.execute.tape.stored import from_data, to_data
 from rematch.execute.transfers import HostMemory
 from rematch.graph import Graph, simulate
 from rematch.planning.budget import parse_budget
-from rematch.planning.fingerprint import fingerprint
 from rematch.planning.host import about_link, linked
 from rematch.planning.joint import JointPlanner, profiling
-from rematch.planning.plan_cache import NOTE as CACHE_NOTE, PlanCache, StoredPlan
 from rematch.planning.planner import Planner, available_bytes
-from rematch.planning.settings import ASSUMED_LOSS, AUTO, REPLACE, REPLAY, TAPE, Settings
+from rematch.planning.settings import ASSUMED_LOSS, AUTO, REPLACE, REPLAY, TAPE
 from rematch.report.progress import measuring_progress
-from rematch.solvers.base import solver_class, was_interrupted
-from rematch.units import count_of, format_bytes
+from rematch.units import format_bytes
 
 Loss = Callable[[Any], torch.Tensor]
 log = logging.getLogger("rematch")
@@ -70,28 +66,26 @@ _MOST_RETRACES = 2  # of one kind of call, before it counts as one that no guard
 _SPLIT_NOTE = "products: the gradients of two factors are computed one by one, for both at once do not fit"
 
 
-_NO_MATTER = ("cache", "progress")  # settings that plans do not depend on
 _NOT_DATA = (
     "_routes",
     "_replays",
     "_unreplayable",
     "_replay_refused",
     "_watch",
-    "_parameters",
+    "_gradients",
     "_lock",
     "host",
-    "plan_cache",
+    "earlier_plans",
 )
 
 
-class Runner:
+class Runner(AsForward):
     """Callable like the `forward` it replaces; see the module."""
 
     def __init__(self, module: nn.Module, planner: Planner, loss: Loss | None = None) -> None:
-        self.module = module
+        super().__init__(module)
         self.planner = planner
         self.loss = loss
-        self.inner = module.__dict__.get("forward")  # set by another library on this very module
         self.holds_outputs = False
         self.taken: frozenset[str] = frozenset()  # parameters whose gradients hooks use up while backward runs
         self.loss_ratios: tuple[float, float] | None = None  # workspace and retained bytes, per byte of the roots
@@ -109,8 +103,8 @@ class Runner:
         self._replay_refused: str | None = None  # once, for whatever shape; a trace is dear
         self._unreplayable: set[Kind] = set()  # kinds of calls that are traced anew too often
         self._watch: StepWatch | None = None
-        self._parameters: list[weakref.ref[nn.Parameter]] = []  # until one of them is replaced
-        self.plan_cache = PlanCache.of(self.planner.settings)
+        self._gradients = Gradients(self.module)
+        self.earlier_plans = EarlierPlans(self.planner)
         self.host: HostMemory | None = None  # once values move there
         self._lock = threading.RLock()
 
@@ -120,18 +114,6 @@ class Runner:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._reset()
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self.plain)
-
-    @property
-    def plain(self) -> Callable[..., Any]:
-        """The module's own forward."""
-        if self.inner is not None:
-            inner: Callable[..., Any] = self.inner
-            return inner
-        return types.MethodType(type(self.module).forward, self.module)
 
     def _planned_forward(self, splits_products: bool = False) -> Callable[..., Any]:
         """The module's own forward, with its head and loss in slices if the user asked for that."""
@@ -143,18 +125,6 @@ class Runner:
     def has_trained(self) -> bool:
         """Whether a call with gradients has come."""
         return bool(self._routes)
-
-    @property
-    def __func__(self) -> Unbound:
-        """As bound methods have it: libraries that wrap a module's forward bind it to the module again."""
-        return Unbound(self)
-
-    @property
-    def __wrapped__(self) -> Callable[..., Any]:
-        """What another library had put in the place of forward, for libraries that take their wrapping off again."""
-        if self.inner is None:
-            raise AttributeError("forward was not wrapped before rematch")
-        return self.plain
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():  # inside another capture, which takes this module as part of itself
@@ -252,20 +222,7 @@ class Runner:
     # Routes
 
     def _kind(self, args: Any, kwargs: Any) -> Kind:
-        """What tells calls apart that may need plans of their own. A tape follows any path, so this may be coarse."""
-        leaves, structure = pytree.tree_flatten((args, kwargs))
-        described = tuple(describe(leaf) for leaf in leaves)
-        gradients = self._gradients()
-        autocast = tuple(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda"))
-        return Kind(described, structure, self.module.training, gradients, autocast)
-
-    def _gradients(self) -> int:
-        """How many there are. Walking through a module costs a call of a small one dearly, so parameters are known."""
-        parameters = [known() for known in self._parameters]
-        if not parameters or any(parameter is None for parameter in parameters):
-            parameters = list(self.module.parameters())
-            self._parameters = [weakref.ref(parameter) for parameter in self.module.parameters()]
-        return sum(parameter is not None and parameter.grad is not None for parameter in parameters)
+        return kind_of(args, kwargs, training=self.module.training, gradients=self._gradients.count())
 
     def _new_route(self, key: Kind, args: tuple[Any, ...], kwargs: dict[str, Any], *, ahead: bool = False) -> Route:
         """Find the route for a kind of call; `ahead` of the first such call, what only that needs can wait."""
@@ -273,17 +230,20 @@ class Runner:
             known = self._routes.get(key)
             if known is not None and not known.stale:
                 return known
+            device = _device(self.module, args, kwargs)
             if self.planner.settings.device is None:
-                use_expandable_segments(_device(self.module, args, kwargs))  # for cached plans too: they count on it
+                use_expandable_segments(device)  # for cached plans too: they count on it
             if self._watch is None:
                 self._watch = StepWatch(self._owns, self.optimizer_grew)
             paths = 1 if known is None else known.paths
-            name = self._name_in_cache(args, kwargs)
+            name = self._name_of_plan(args, kwargs, device)
             disproved = known is not None and known.disproved
-            route = None if name is None or disproved else self._from_cache(name, args, kwargs, ahead)
+            route = None
+            if name is not None and not disproved:
+                route = self.earlier_plans.route(name, device, self._with_outside, ahead=ahead)
             if route is None:
                 route = self._from_recording(key, args, kwargs)
-                self._keep(name, route)
+                self.earlier_plans.keep(name, route)
             route.name, route.paths = name, paths
             self._routes[key] = route
             return route
@@ -299,53 +259,12 @@ class Runner:
             recorded = self.leaner(recorded, args, kwargs) or recorded
         return self._planned(key, recorded, args, kwargs)
 
-    # Plans of earlier starts
-
-    def _name_in_cache(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-        """What the plan for such a call depends on, as a key; None if plans are not to be cached."""
-        if self.plan_cache is None or self.planner.required is not None:
-            return None
-        settings = {name: value for name, value in vars(self.planner.settings).items() if name not in _NO_MATTER}
+    def _name_of_plan(self, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> str | None:
+        """What the plan for such a call depends on, as a key; None if earlier plans do not matter."""
         outside = (self.loss_ratios, self.state_bytes, self.planner.withheld_bytes)
         measured = (self.holds_outputs, sorted(self.taken), *outside)
-        solver = solver_class(str(self.planner.settings.solver)).solve
-        things = (self.module, self.plain, args, kwargs, self.loss, settings, solver, measured)
-        return fingerprint(*things, device=_device(self.module, args, kwargs))
-
-    def _from_cache(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], ahead: bool) -> Route | None:
-        """The route of an earlier start. For replay that is the plan alone, which waits for a trace."""
-        assert self.plan_cache is not None
-        stored = self.plan_cache.get(name)
-        if stored is None:
-            return None
-        plan = replace(stored.plan, notes=(*stored.plan.notes, CACHE_NOTE))
-        step = replace(stored.step, device=_device(self.module, args, kwargs))
-        if plan.engine == REPLAY:
-            self.planner.remember(plan)
-            return Route(plan, step, stale=True, disproved=True) if ahead else None
-        try:
-            tape = from_data(stored.tape) if plan.recomputed or plan.moved else None
-        except FormatError:
-            return None
-        graph = self._with_outside(step)
-        if not self.planner.adopt(plan, graph, step.device):
-            return None
-        log.info("%s runs by a plan of an earlier start", type(self.module).__name__)
-        return Route(plan, step, tape, allocated_bytes=graph.already_allocated_bytes)
-
-    def _keep(self, name: str | None, route: Route) -> None:
-        """Keep a plan for later starts if it is within its budget and its search was not cut short."""
-        plan, step = route.plan, route.step
-        if name is None or plan is None or step is None or self.plan_cache is None:
-            return
-        if was_interrupted(plan.log):
-            return
-        if (plan.figures.peak_bytes or 0) > self.planner.budget_bytes(step.graph, step.device) and not route.replays:
-            return
-        with suppress(FormatError):  # an operator that has no name
-            tape = None if route.tape is None else to_data(route.tape)
-            plan = replace(plan, notes=tuple(note for note in plan.notes if note != CACHE_NOTE))
-            self.plan_cache.put(name, StoredPlan(plan, step, tape))
+        call = (self.module, self.plain, args, kwargs, self.loss)
+        return self.earlier_plans.name_of(*call, measured=measured, device=device)
 
     def _planned(
         self,
@@ -370,8 +289,7 @@ class Runner:
             if leaner is not None:
                 return self._planned(key, leaner, args, kwargs, refused=infeasible)
             if not self.planner.plans:
-                smaller = min((infeasible, refused or infeasible), key=_named_bytes)
-                raise _explained(smaller, recorded, self.planner.settings) from None
+                raise explained(smaller(infeasible, refused), recorded, self.planner.settings) from None
             plan = self.planner.least_memory_plan(recorded.graph, recorded.device, engine=TAPE, notes=notes)
             peak_bytes = plan.figures.peak_bytes or 0
             if peak_bytes > recorded.graph.resident_bytes + available_bytes(
@@ -548,8 +466,7 @@ class Runner:
         if route.blocks is not None and route.blocks.misled:
             self.captures_blocks, route.blocks = False, None
             return
-        if route.name is not None and self.plan_cache is not None:
-            self.plan_cache.forget(route.name)
+        self.earlier_plans.forget(route.name)
         if route.paths >= _MOST_PATHS:
             log.warning(
                 "%s takes other paths than its plans; values are dropped as memory runs short",
@@ -637,33 +554,6 @@ class Runner:
         for route in list(self._routes.values()):
             route.stale = True
         self._replays.clear()
-
-
-class Unbound:
-    """A runner as a function whose first argument is the module."""
-
-    def __init__(self, runner: Runner) -> None:
-        self.runner = runner
-
-    def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return self.runner(*args, **kwargs)
-
-
-def _named_bytes(infeasible: BudgetInfeasible) -> float:
-    """The smallest budget that a refusal names."""
-    return math.inf if infeasible.feasible_from_bytes is None else infeasible.feasible_from_bytes
-
-
-def _explained(infeasible: BudgetInfeasible, recorded: RecordedGraph, settings: Settings) -> BudgetInfeasible:
-    """With a word on regions under torch.utils.checkpoint, which make a budget harder to keep than it need be."""
-    if not recorded.recording.checkpoints or settings.checkpoints == REPLACE:
-        return infeasible
-    regions = count_of(recorded.recording.checkpoints, "region")
-    return BudgetInfeasible(
-        f"{infeasible}\n  {regions} under torch.utils.checkpoint stay as they are, and each is computed again as a "
-        "whole; checkpoints='replace' has the plan choose instead",
-        feasible_from_bytes=infeasible.feasible_from_bytes,
-    )
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
