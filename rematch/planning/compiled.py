@@ -60,6 +60,7 @@ class Decision:
     plan: Plan
     by_torch: bool  # torch's own partition keeps the budget as it is
     predicted_bytes: int
+    lost_bytes: int = 0  # of the budget, that nothing can be put into because tensors need addresses in one piece
     capture: FusedCapture | None = None  # None for one that another process made
     peaks: StepPeaks | None = None  # None if only the plan's own prediction is there
     halves: Halves | None = None
@@ -107,7 +108,7 @@ class Around:
     correction_bytes: int = 0  # by how much the measured peak exceeds the predicted one
     between_bytes: int | None = None  # taken between forward and backward, by the loss or by other graphs
     before_bytes: int = 0  # that other graphs of the model have saved when this one runs
-    unused: tuple[int, ...] = ()  # places of results that get no gradient
+    unused: tuple[int, ...] = ()  # places of results that get no gradient, and are dropped once there is a loss
     shares: bool = False  # the budget, with other graphs or other calls of this one, whose shares are known
 
 
@@ -193,16 +194,22 @@ class GraphPlanner:
         elif needed_bytes > target_bytes:
             found = self._solved(job, needed_bytes)
         if found is None:
-            decision = Decision(self._own_plan(capture, usable_bytes), True, own_bytes, capture, peaks, own)
+            plan, lost_bytes = self._own_plan(capture, usable_bytes), needed_bytes - own_bytes
+            decision = Decision(plan, True, own_bytes, lost_bytes, capture, peaks, own)
         else:
-            decision = Decision(found.plan, False, found.predicted_bytes, capture, found.peaks, found.halves)
+            lost_bytes = found.needed_bytes - found.predicted_bytes
+            decision = Decision(
+                found.plan, False, found.predicted_bytes, lost_bytes, capture, found.peaks, found.halves
+            )
         self.adopt(replace(decision, halves=None), self.asked_bytes)
         return decision
 
     def _own_peaks(self, job: _Job, own: Halves) -> tuple[StepPeaks, int]:
         """What torch's own partition takes, as exactly as it matters, and what it needs, as of a candidate."""
         graph, returned = job.capture.graph, job.capture.found.forward_outputs
-        peaks = predicted_peaks(*own, returned=returned, resident_bytes=graph.resident_bytes)
+        peaks = predicted_peaks(
+            *own, returned=returned, dropped=self.around.unused, resident_bytes=graph.resident_bytes
+        )
         sure = abs(peaks.peak_bytes(job.loss_bytes) - job.target_bytes) > _UNSURE * job.target_bytes
         step = None if sure else self._lowered_step(job.capture, own)
         if step is None:
@@ -221,7 +228,9 @@ class GraphPlanner:
         key = (self.around.unused, *(half.code for half in halves))
         try:
             if key not in self._lowered:
-                self._lowered[key] = lower_step(*halves, returned=capture.found.forward_outputs)
+                self._lowered[key] = lower_step(
+                    *halves, returned=capture.found.forward_outputs, dropped=self.around.unused
+                )
         except Exception as error:
             # Private to inductor, and only a prediction: what is compiled will be measured.
             self._unreadable = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -386,6 +395,7 @@ class GraphPlanner:
             made = read_fused(
                 joint,
                 forward_outputs=forward_outputs,
+                dropped=self.around.unused,
                 static=static,
                 profile=profiler.profile,
                 name="a graph of torch.compile",

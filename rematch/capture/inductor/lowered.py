@@ -9,7 +9,7 @@ and reads for the last time. No code is written, compiled or run, so this takes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -110,7 +110,7 @@ class Lowered:
 
 @dataclass(frozen=True)
 class LoweredStep:
-    """Both halves. `returned` memory of forward goes to the user."""
+    """Both halves. `returned` memory of forward goes to the user, who holds it until backward has ended."""
 
     forward: Lowered
     backward: Lowered
@@ -163,11 +163,18 @@ def _most_bytes(requests: Iterable[Request], sizes: dict[str, int]) -> int:
     return most
 
 
-def lower_step(forward: GraphModule, backward: GraphModule, *, returned: int) -> LoweredStep:
-    """Both halves of a step; `returned` of forward's results go to the user, the others are saved for backward."""
+def lower_step(
+    forward: GraphModule, backward: GraphModule, *, returned: int, dropped: Collection[int] = ()
+) -> LoweredStep:
+    """Both halves of a step; `returned` of forward's results go to the user, the others are saved for backward.
+
+    Results at the places `dropped` are let go of before backward.
+    """
     inputs = frozenset(node.name for node in forward.graph.find_nodes(op="placeholder"))
     ahead = _lower(forward, _values(forward), backward=False)
-    held = {name for name in ahead.results[:returned] if name is not None} - inputs
+    given_out = {name for name in ahead.results[:returned] if name is not None} - inputs
+    kept = [name for place, name in enumerate(ahead.results[:returned]) if place not in dropped]
+    held = given_out & set(kept)
     place_of = {node.name: place for place, node in enumerate(_results(forward)) if isinstance(node, Node)}
     given = backward.graph.find_nodes(op="placeholder")
     saved: dict[str, str] = {}  # input of backward -> memory that forward left, which may be a copy of an input
@@ -177,7 +184,7 @@ def lower_step(forward: GraphModule, backward: GraphModule, *, returned: int) ->
         if place is not None and (memory := ahead.results[place]) is not None:
             saved[node.name] = memory
             values[number] = _restrided(values[number], ahead.strides[place])
-    donated = [n for n, node in enumerate(given) if saved.get(node.name, "") not in {"", *inputs, *held}]
+    donated = [n for n, node in enumerate(given) if saved.get(node.name, "") not in {"", *inputs, *given_out}]
     back = _lower(backward, values, backward=True, donated=donated)
     own = {name: f"{name} of backward" for name in back.sizes if name not in saved}  # both halves count from buf0
     tangents = {own[node.name]: tensor_bytes(node) for node in given if is_tangent(node) and node.name in own}

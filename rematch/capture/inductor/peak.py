@@ -9,6 +9,7 @@ order kernels in another way and writes into memory that is no longer read, so t
 from __future__ import annotations
 
 import operator
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,22 +32,33 @@ class StepPeaks:
         return max(self.forward_bytes, self.at_loss_bytes + loss_bytes, self.backward_bytes)
 
 
-def predicted_peaks(forward: GraphModule, backward: GraphModule, *, returned: int, resident_bytes: int) -> StepPeaks:
+def predicted_peaks(
+    forward: GraphModule,
+    backward: GraphModule,
+    *,
+    returned: int,
+    resident_bytes: int,
+    dropped: Collection[int] = (),
+) -> StepPeaks:
     """The peaks of a step. `returned` of forward's results go to the user, the others are saved for backward.
 
-    `resident_bytes` are there all the time.
+    Results at the places `dropped` are let go of before backward; `resident_bytes` are there all the time.
     """
     inputs = {_storage(node) for node in forward.graph.nodes if node.op == "placeholder"}
     results = forward.graph.output_node().args[0]
     assert isinstance(results, (tuple, list))
     forward_peak, leaving = _walk(forward, alive={}, kept=inputs)
-    held = {_storage(node): size for node, size in _sizes(results[:returned])}
+    held = {_storage(node): size for node, size in _sizes(_without(results[:returned], dropped))}
     alive = {_storage(node): size for node, size in _sizes(results) if _storage(node) not in inputs}
     tangents = [node for node in backward.graph.find_nodes(op="placeholder") if is_tangent(node)]
     at_loss = leaving + sum(tensor_bytes(node) for node in tangents)
     alive.update({_storage(node): tensor_bytes(node) for node in tangents})
     backward_peak, _ = _walk(backward, alive=alive, kept=inputs | set(held))
     return StepPeaks(resident_bytes + forward_peak, resident_bytes + at_loss, resident_bytes + backward_peak)
+
+
+def _without(nodes: Sequence[object], places: Collection[int]) -> list[object]:
+    return [node for place, node in enumerate(nodes) if place not in places]
 
 
 def _sizes(nodes: tuple[object, ...] | list[object]) -> list[tuple[Node, int]]:

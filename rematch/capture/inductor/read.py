@@ -16,7 +16,7 @@ and inputs in that order are in memory from the beginning.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -68,17 +68,24 @@ def read_fused(
     forward_outputs: int,
     static: frozenset[int],
     profile: Callable[[Call], Profile],
+    dropped: Collection[int] = (),
     name: str = "",
 ) -> FusedCapture:
-    """The graph of a training step as inductor runs it; inputs numbered in `static` are parameters and buffers."""
-    return _Reading(find_buffers(joint, forward_outputs=forward_outputs), static, profile).capture(name)
+    """The graph of a training step as inductor runs it; inputs numbered in `static` are parameters and buffers.
+
+    Whoever gets forward's results holds them until backward has ended, but for those at the places `dropped`.
+    """
+    return _Reading(find_buffers(joint, forward_outputs=forward_outputs), static, profile, dropped).capture(name)
 
 
 class _Reading:
-    def __init__(self, found: Buffers, static: frozenset[int], profile: Callable[[Call], Profile]) -> None:
+    def __init__(
+        self, found: Buffers, static: frozenset[int], profile: Callable[[Call], Profile], dropped: Collection[int]
+    ) -> None:
         self.found = found
         self.static = static
         self.profile = profile
+        self.dropped = dropped
         self.device = device_of(found.joint)
         self.position = {node: place for place, node in enumerate(found.buffers)}
         self.concrete = _Concrete()
@@ -103,8 +110,9 @@ class _Reading:
         for node in found.buffers:
             if node in found.forward:
                 self._add_op(node, Phase.FORWARD)
-        held = self._values_of(found.outputs[: found.forward_outputs])
-        self._add_loss(tangents, held)
+        returned = found.outputs[: found.forward_outputs]
+        held = self._values_of(tuple(node for place, node in enumerate(returned) if place not in self.dropped))
+        self._add_loss(tangents, self._values_of(returned))
         for node in self._backward_order():
             self._add_op(node, Phase.BACKWARD)
         targets = self._values_of(found.outputs[found.forward_outputs :])
@@ -195,14 +203,14 @@ class _Reading:
         given = [node for node in read if isinstance(node, Node) and self.found.kinds[node] is Kind.INPUT]
         return {node for node in given if not _is_channels_last(node.meta["val"])}
 
-    def _add_loss(self, tangents: list[Node], held: list[int]) -> None:
+    def _add_loss(self, tangents: list[Node], returned: list[int]) -> None:
         outputs = []
         for node in tangents:
             if isinstance(node.meta.get("val"), torch.Tensor):
                 outputs.append(self._add_value(node, "tangents"))
         outputs.append(len(self.values))
         self.values.append(Value(LOSS_VALUE, 0, role=LOSS_VALUE))
-        self.ops.append(Op("loss", 0.0, tuple(dict.fromkeys(held)), tuple(outputs), phase=Phase.LOSS, once=True))
+        self.ops.append(Op("loss", 0.0, tuple(dict.fromkeys(returned)), tuple(outputs), phase=Phase.LOSS, once=True))
         self.made.append(())
 
     def _add_op(self, node: Node, phase: Phase) -> None:

@@ -134,7 +134,7 @@ class CompiledGraph:
         around = self.planner.around
         known = notebook.read(around)
         if known is not None:
-            self.planner.adopt(Decision(known.plan, known.by_torch, known.predicted_bytes), known.asked_bytes)
+            self.planner.adopt(_noted(known), known.asked_bytes)
         try:
             asked = self._compile((*identity, str(around)))
         except Unrepeatable:
@@ -146,8 +146,7 @@ class CompiledGraph:
             asked = self._compile((*identity, str(around), time.time_ns()))
         decision = self.planner.decision
         if asked and decision is not None and self.planner.asked_bytes is not None:
-            note = Note(decision.plan, decision.by_torch, decision.predicted_bytes, self.planner.asked_bytes)
-            notebook.note(around, note)
+            notebook.note(around, _note_of(decision, self.planner.asked_bytes))
         self._notebook = notebook
         self.history.append(f"compilation {self.compilations}: {_described(decision)}, {around}")
         if decision is None:
@@ -314,7 +313,8 @@ class CompiledGraph:
             unused = tuple(sorted({*around.unused, *meter.unused}))
             around = replace(around, unused=unused, correction_bytes=correction_bytes)
         if peak_bytes <= asked_bytes:
-            wasted = asked_bytes - peak_bytes + unused_bytes > _SLACK * asked_bytes
+            lost_bytes = planner.decision.lost_bytes
+            wasted = asked_bytes - lost_bytes - peak_bytes + unused_bytes > _SLACK * asked_bytes
             if planner.decision.by_torch or not wasted or self.compilations > 1:
                 self._settle(measured=True)
                 return
@@ -449,6 +449,14 @@ def _impossible(graphs: int, peak_bytes: int, asked_bytes: int) -> BudgetInfeasi
         f"  Try budget={works_bytes}, or a smaller batch" + (", or fewer graph breaks" if graphs > 1 else ""),
         feasible_from_bytes=works_bytes,
     )
+
+
+def _note_of(decision: Decision, asked_bytes: int) -> Note:
+    return Note(decision.plan, decision.by_torch, decision.predicted_bytes, asked_bytes, decision.lost_bytes)
+
+
+def _noted(note: Note) -> Decision:
+    return Decision(note.plan, note.by_torch, note.predicted_bytes, note.lost_bytes)
 
 
 def _described(decision: Decision | None) -> str:

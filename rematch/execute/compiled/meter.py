@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 
 from rematch.capture.memory import PeakMemory
@@ -47,6 +48,8 @@ class StepMeter:
         self._backward: PeakMemory | None = None
         self._handles: list[Any] = []
         self._results: list[tuple[int, int, int]] = []  # place, place among the node's results, bytes
+        self._returned: list[tuple[StorageWeakRef, int]] = []  # each storage with its bytes
+        self._dropped_bytes = 0  # of what forward returned, gone when backward began
         self._alive: weakref.ref[_Alive] | None = None  # until nobody can call backward any more
 
     @property
@@ -88,6 +91,8 @@ class StepMeter:
                 if isinstance(result, torch.Tensor) and result.grad_fn is node
             ]
             self.returned_bytes = sum(size for _, _, size in self._results)
+            storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in _tensors(outputs)}
+            self._returned = [(StorageWeakRef(storage), storage.nbytes()) for storage in storages.values()]
             node.metadata[_ALIVE] = alive = _Alive()
             self._alive = weakref.ref(alive)
             self._handles = [node.register_prehook(self._starts), node.register_hook(self._ends)]
@@ -104,6 +109,7 @@ class StepMeter:
         unused = [(place, size) for place, number, size in self._results if tangents[number] is None]
         self.unused, self.unused_bytes = tuple(place for place, _ in unused), sum(size for _, size in unused)
         self.tangent_bytes = tangent_bytes = sum(given.values())
+        self._dropped_bytes = sum(size for storage, size in self._returned if storage.expired())
         if self.device.type == "cuda":
             peak_bytes = torch.cuda.max_memory_allocated(self.device)
             self.between_bytes = max(0, peak_bytes - self.at_loss_bytes - tangent_bytes)
@@ -119,8 +125,9 @@ class StepMeter:
             self.peak_bytes = max(self.forward_peak_bytes, torch.cuda.max_memory_allocated(self.device))
         elif self._backward is not None:
             self._backward.stop()
-            in_backward = self.saved_bytes + self.tangent_bytes + self._backward.peak_bytes
-            self.peak_bytes = self._around_bytes + max(self.forward_peak_bytes, in_backward)
+            held_bytes = self.saved_bytes - self._dropped_bytes
+            in_backward = held_bytes + self.tangent_bytes + self._backward.peak_bytes
+            self.peak_bytes = self._around_bytes + max(self.forward_peak_bytes, self.saved_bytes, in_backward)
         self._on_end()
 
 

@@ -33,6 +33,7 @@ class Note:
     by_torch: bool
     predicted_bytes: int
     asked_bytes: int
+    lost_bytes: int = 0
 
 
 def graph_key(module: GraphModule, example_inputs: Sequence[Any], identity: object) -> str:
