@@ -63,7 +63,7 @@ MAY_IMPORT = {
     "execute.choice": {"capture", "execute", "graph", "planning.settings"},
     "execute.routes": {"capture", "execute", "planning"},
     "execute.tape.stored": {*BASE, "execute", "records"},
-    "planning": {*BASE, "capture", "files", "graph", "planning", "records", "report.progress", "solvers"},
+    "planning": {*BASE, "capture", "files", "graph", "planning", "records", "report.progress", "signals", "solvers"},
     "planning.plan_cache": {*BASE, "cache", "capture", "graph", "planning", "records", "solvers.base"},
     "planning.fingerprint": {"rematch", "capture"},
     "planning.budget": {*BASE, "graph"},

@@ -25,11 +25,13 @@ from rematch.graph import Graph, Schedule, baseline, simulate
 from rematch.graph.model import ALREADY_ALLOCATED
 from rematch.planning.budget import describe_largest_need, parse_budget
 from rematch.planning.host import host_bytes
-from rematch.planning.pins import pin
+from rematch.planning.pins import Pinned, pin
 from rematch.planning.places import Places, as_it_is
+from rematch.planning.placing import Hunt, keeps, most_compact, with_what_fits
 from rematch.planning.plan import Plan
 from rematch.planning.settings import AUTO, Settings
 from rematch.report.progress import solving_progress
+from rematch.signals import signals_end
 from rematch.solvers.base import Deadline, Problem, Solution, Solver, Status, solve, verify
 from rematch.units import format_bytes
 
@@ -45,13 +47,11 @@ _MINIMUM_SECONDS = 10.0  # to look for the smallest budget when the one asked fo
 _MINIMUM_SECONDS_PER_OP = 0.01  # or more for a large graph, whose minimum cuts take long
 _INTERRUPTED_NOTE = "plan: the best when a signal ended the search; another search may find a faster one"
 _EVERYTHING_KEPT = "everything kept"
-_MOST_PLACINGS = 3  # searches for a schedule that CUDA's allocator has places for
 _MOST_ADAPTATIONS = 4  # of schedules to the engine that runs them, until one keeps the budget
 _MOST_LEFT_TO_ALLOCATOR = 0.15  # of a budget, for memory that is free in pieces too small to use
+_LAST_RESORT_SHARE = 0.5  # of the time limit: to look for the smallest peak where nothing else has a place
 _MOST_FOR_PLACES = 0.05  # of a step: what a schedule may cost more only because it needs less of the allocator,
 _NEARLY_PLACED = 0.01  # unless the others need so much more of it than there is, and this one fits
-_FILLINGS = 20  # budgets between that of a plan that has its places and the one asked for
-_NEARLY_SMALLEST = (1.0, 1.002, 1.004, 1.006, 1.008, 1.01)  # times the smallest peak: schedules that may need less
 _GROWN = 1.02  # times the budget that a plan was made for: with more, a faster one may be there
 _TIGHTEST: dict[str, Schedule] = {}  # by the fingerprint of the graph; see `budget_range`
 _IMPOSSIBLE: dict[tuple[str, bytes], int] = {}  # budgets proved to be too small, for graphs with the same bytes
@@ -97,9 +97,9 @@ class Planner:
         if planned is None:
             with self._for_engine(device, adapted or as_it_is):
                 found = self._without_search(problem) or self._searched(problem, device)
-                found = self._placed(problem, found, device) if placed else found
+                found, stopped = self._placed(problem, found, device) if placed else (found, False)
                 found = found if adapted is None else self._runnable(problem, found, device)
-            if found.interrupted:
+            if found.interrupted or stopped:
                 log.warning("%s: %s", graph.name, _INTERRUPTED_NOTE)
                 notes = (*notes, _INTERRUPTED_NOTE)
             pins = self.settings.pins if found.solver != _EVERYTHING_KEPT else ()
@@ -109,7 +109,7 @@ class Planner:
     @contextmanager
     def _for_engine(self, device: torch.device, as_run: Callable[[Schedule], Schedule]) -> Iterator[None]:
         """Plan for an engine that runs schedules so; it is not kept, for it may know a whole recording."""
-        self._device, self._as_run = device, as_run
+        self._device, self._as_run = device, _remembering(as_run)
         try:
             yield
         finally:
@@ -131,7 +131,7 @@ class Planner:
             return False
         problem = Problem(graph, self.budget_bytes(graph, device))
         grown = problem.budget_bytes > _GROWN * plan.figures.budget_bytes
-        if (grown and (plan.recomputed or plan.moved)) or not _fits(plan.schedule, problem):
+        if (grown and (plan.recomputed or plan.moved)) or not keeps(plan.schedule, problem):
             return False
         self.remember(plan.drawn_from(graph))
         return True
@@ -140,7 +140,7 @@ class Planner:
         """The plan that this graph has already, if it still keeps the budget."""
         for known in self.plans:
             same = known.graph_fingerprint == problem.graph.fingerprint and known.engine == engine
-            if same and _fits(known.schedule, problem):
+            if same and keeps(known.schedule, problem):
                 return known if known.graph is not None else known.drawn_from(problem.graph)
         return None
 
@@ -153,7 +153,7 @@ class Planner:
             bound = problem.graph.baseline_seconds
             return Solution(everything, Status.OPTIMAL, _EVERYTHING_KEPT, lower_bound_seconds=bound)
         for known in reversed(self.plans):
-            if _same_shape(known, problem.graph) and _fits(known.schedule, problem):
+            if _same_shape(known, problem.graph) and keeps(known.schedule, problem):
                 return Solution(known.schedule, Status.FEASIBLE, f"{known.figures.solver}, for another shape")
         return None
 
@@ -164,73 +164,89 @@ class Planner:
         inside = Problem(pinned.graph, problem.budget_bytes)
         if _is_impossible(inside):  # say at once what no search can find
             raise self._infeasible(inside, device, tightest(inside.graph, 0)[1], proved=True)
-        with solving_progress(problem.graph.baseline_seconds, s.progress) as on_progress:
-            found = solve(inside, s.solver, time_limit=s.time_limit, on_progress=on_progress, **s.options)
+        found = self._solved(inside, s.time_limit)
         if found.schedule is None:
             found = self._last_resort(inside, device, found)
-        assert found.schedule is not None
-        found = replace(found, schedule=pinned.schedule_of(found.schedule))
-        verify(problem, found)
-        return found
+        return _unpinned(problem, found, pinned)
 
-    def _placed(self, problem: Problem, found: Solution, device: torch.device) -> Solution:
-        """What was found, or a solution for a smaller budget, so that CUDA's allocator has a place for every tensor.
+    def _searched_in(self, problem: Problem, seconds: float) -> Solution | None:
+        """What the solver finds in so much time, if it finds something."""
+        pinned = pin(problem.graph, self.settings.keep, self.settings.recompute)
+        inside = Problem(pinned.graph, problem.budget_bytes)
+        found = None if _is_impossible(inside) else self._solved(inside, seconds)
+        return None if found is None or found.schedule is None else _unpinned(problem, found, pinned)
+
+    def _solved(self, problem: Problem, seconds: float) -> Solution:
+        """What the solver says."""
+        s = self.settings
+        with solving_progress(problem.graph.baseline_seconds, s.progress) as on_progress:
+            return solve(problem, s.solver, time_limit=seconds, on_progress=on_progress, **s.options)
+
+    def _placed(self, problem: Problem, found: Solution, device: torch.device) -> tuple[Solution, bool]:
+        """What was found, or a solution near it or for a smaller budget that CUDA's allocator has places for.
 
         A process that may reserve no more than the budget can then train. Where no such solution comes up, the one
-        that needs the least is taken.
+        that needs the least is taken. Also says whether a signal ended the search for it.
         """
         if not self._has_allocator(device) or self.settings.budget == AUTO:
-            return found
-        cap_bytes = self._cap_bytes
+            return found, False
         places = Places(device, self._as_run)
-        best, bound = found, found.lower_bound_seconds
-        least_bytes = places.needed_bytes(problem.graph, found.schedule)
-        feasible_bytes, tight_bytes = problem.budget_bytes, problem.budget_bytes - max(0, least_bytes - cap_bytes)
-        for _ in range(_MOST_PLACINGS):
-            if least_bytes <= cap_bytes or tight_bytes < (1 - _MOST_LEFT_TO_ALLOCATOR) * problem.budget_bytes:
-                break
-            try:
-                tried = self._searched(Problem(problem.graph, tight_bytes), device)
-            except BudgetInfeasible:
-                tight_bytes = (feasible_bytes + tight_bytes) // 2
-                continue
-            needed_bytes = places.needed_bytes(problem.graph, tried.schedule)
-            if needed_bytes < least_bytes:
-                least_bytes = needed_bytes
-                best = replace(tried, status=Status.FEASIBLE, lower_bound_seconds=bound)
-            feasible_bytes = tight_bytes
-            tight_bytes -= max(0, needed_bytes - cap_bytes)
-        if least_bytes > cap_bytes:
-            compact = self._smallest(problem.graph, int((1 - _MOST_LEFT_TO_ALLOCATOR) * cap_bytes))
-            worth_seconds = _MOST_FOR_PLACES * problem.graph.baseline_seconds
-            more_seconds = _seconds(problem.graph, compact) - _seconds(problem.graph, best)
-            needed_bytes = places.needed_bytes(problem.graph, compact.schedule)
-            is_better = needed_bytes < least_bytes and more_seconds <= worth_seconds
-            if is_better or needed_bytes <= cap_bytes < (1 - _NEARLY_PLACED) * least_bytes:
-                best = replace(compact, lower_bound_seconds=bound)
-        return best if best is found or self.settings.pins else self._with_places_filled(problem, best, places)
 
-    def _with_places_filled(self, problem: Problem, found: Solution, places: Places) -> Solution:
-        """A solution for less than the budget without recomputations that the budget and the allocator have room for.
+        def judged(schedule: Schedule) -> float | None:
+            run = simulate(problem.graph, self._as_run(schedule))
+            inside = run.valid and run.peak_bytes <= problem.budget_bytes
+            return run.seconds if inside and places.suffice(problem.graph, schedule, self._cap_bytes) else None
 
-        What is lost between tensors differs from one schedule to the next, so that some that take more still fit.
-        """
-        graph, best = problem.graph, found
         assert found.schedule is not None
-        if found.schedule.moves:  # which go by times that would change
-            return found
-        peak_bytes = simulate(graph, found.schedule).peak_bytes
-        for part in range(1, _FILLINGS + 1):
-            more_bytes = peak_bytes + (problem.budget_bytes - peak_bytes) * part // _FILLINGS
-            tried = replace(found, schedule=_with_what_fits(Problem(graph, more_bytes), found.schedule))
-            assert tried.schedule is not None
-            faster = _seconds(graph, tried) < _seconds(graph, best)
-            if (
-                faster
-                and _fits(self._as_run(tried.schedule), problem)
-                and places.suffice(graph, tried.schedule, self._cap_bytes)
-            ):
-                best = tried
+        if judged(found.schedule) is not None:
+            return found, False
+        waiting, needed_bytes = Deadline(), places.needed_bytes(problem.graph, found.schedule)
+        hunt = Hunt(
+            problem,
+            found,
+            self._searched_in,
+            judged,
+            time_limit=self.settings.time_limit,
+            excess=needed_bytes / max(1, self._cap_bytes) - 1,
+            near=not self.settings.pins,
+            seed=self.settings.options.get("seed", getattr(self.settings.solver, "seed", 0)),
+        )
+        with signals_end(hunt.interrupt):
+            hunt.run()
+        best = hunt.best
+        if best is None:
+            best = self._least_needing(problem, hunt, places)
+        if best is not found:
+            best = replace(
+                best,
+                status=Status.FEASIBLE,
+                lower_bound_seconds=found.lower_bound_seconds,
+                bound_scope=found.bound_scope,
+                solve_seconds=found.solve_seconds + waiting.elapsed,
+            )
+            verify(problem, best)
+        return best, hunt.interrupted
+
+    def _least_needing(self, problem: Problem, hunt: Hunt, places: Places) -> Solution:
+        """Where nothing has a place: what needs the least, if it is not much slower only because of that.
+
+        One that fits is worth waiting for where the others need far more than there is. The smallest peak is looked
+        for only where searches came close to it.
+        """
+        graph, cap_bytes = problem.graph, self._cap_bytes
+        needed = [(places.needed_bytes(graph, one.schedule), number) for number, one in enumerate(hunt.searches)]
+        least_bytes, number = min(needed)
+        best = hunt.searches[number]
+        if hunt.at_the_end and not hunt.interrupted:
+            enough_bytes = int((1 - _MOST_LEFT_TO_ALLOCATOR) * cap_bytes)
+            compact = self._smallest(graph, enough_bytes, _LAST_RESORT_SHARE * self.settings.time_limit)
+            hunt.look_near(compact)
+            compact = hunt.best or compact
+            more_seconds = _seconds(graph, compact) - _seconds(graph, best)
+            needed_bytes = cap_bytes if hunt.best else places.needed_bytes(graph, compact.schedule)
+            is_better = needed_bytes < least_bytes and more_seconds <= _MOST_FOR_PLACES * graph.baseline_seconds
+            if is_better or needed_bytes <= cap_bytes < (1 - _NEARLY_PLACED) * least_bytes:
+                best = compact
         return best
 
     def _runnable(self, problem: Problem, found: Solution, device: torch.device) -> Solution:
@@ -259,15 +275,15 @@ class Planner:
         log.warning("%s: steps may take up to %s more than the budget", graph.name, format_bytes(excess_bytes))
         return first
 
-    def _smallest(self, graph: Graph, enough_bytes: int) -> Solution:
-        """The schedule with the smallest peak that can be found, whatever it costs; see `tightest`.
+    def _smallest(self, graph: Graph, enough_bytes: int, most_seconds: float = math.inf) -> Solution:
+        """The schedule with the smallest peak that can be found in that time, whatever it costs; see `tightest`.
 
         For an engine on a card, it is of the schedules with about that peak the one that needs least of its allocator.
         """
         pinned = pin(graph, self.settings.keep, self.settings.recompute)
-        schedule = pinned.schedule_of(tightest(pinned.graph, enough_bytes)[0])
+        schedule = pinned.schedule_of(tightest(pinned.graph, enough_bytes, most_seconds)[0])
         if self._device is not None and self._has_allocator(self._device) and not self.settings.pins:
-            schedule = _most_compact(graph, schedule, Places(self._device, self._as_run))
+            schedule = most_compact(graph, schedule, Places(self._device, self._as_run))
         return Solution(schedule, Status.FEASIBLE, SMALLEST)
 
     def _last_resort(self, problem: Problem, device: torch.device, failed: Solution) -> Solution:
@@ -275,7 +291,7 @@ class Planner:
         schedule, peak_bytes = tightest(problem.graph, problem.budget_bytes)
         if peak_bytes <= problem.budget_bytes:
             by = f"{failed.solver}, then the search for small budgets"
-            return Solution(_with_what_fits(problem, schedule), Status.FEASIBLE, by, log=failed.log)
+            return Solution(with_what_fits(problem, schedule), Status.FEASIBLE, by, log=failed.log)
         possible_bytes = min(peak_bytes, failed.feasible_from_bytes or peak_bytes)
         raise self._infeasible(problem, device, possible_bytes, proved=failed.status is Status.INFEASIBLE)
 
@@ -308,8 +324,9 @@ class Planner:
         """How many bytes more than the budget a schedule takes, or needs so that CUDA's allocator has places for it."""
         excess_bytes = simulate(graph, schedule).peak_bytes - self.budget_bytes(graph, device)
         if self._has_allocator(device) and self.settings.budget != AUTO:
-            needed_bytes = Places(device, as_it_is).needed_bytes(graph, schedule)
-            excess_bytes = max(excess_bytes, needed_bytes - self._cap_bytes)
+            places = Places(device, as_it_is)
+            if not places.suffice(graph, schedule, self._cap_bytes):
+                excess_bytes = max(excess_bytes, places.needed_bytes(graph, schedule) - self._cap_bytes)
         return max(0, excess_bytes)
 
     @property
@@ -338,7 +355,7 @@ class Planner:
         if self._has_allocator(device):
             as_run = as_it_is if self.settings.pins else self._as_run  # pins make another graph
             places = Places(device, as_run)
-            schedule = _most_compact(problem.graph, tightest(problem.graph, possible_bytes)[0], places)
+            schedule = most_compact(problem.graph, tightest(problem.graph, possible_bytes)[0], places)
             run_bytes = self.budget_for(simulate(problem.graph, as_run(schedule)).peak_bytes, device)
             works_bytes = max(works_bytes, run_bytes, places.needed_bytes(problem.graph, schedule))
         return BudgetInfeasible(
@@ -364,19 +381,21 @@ class Planner:
         return reserve_bytes + max(state_bytes, torch.cuda.memory_allocated(device) - counted)
 
 
+def _remembering(as_run: Callable[[Schedule], Schedule]) -> Callable[[Schedule], Schedule]:
+    """The same, which does not work twice if it is asked twice in a row."""
+    last: list[Schedule] = []
+
+    def remembered(schedule: Schedule) -> Schedule:
+        if not last or last[0] is not schedule:
+            last[:] = schedule, as_run(schedule)
+        return last[1]
+
+    return remembered
+
+
 def _seconds(graph: Graph, found: Solution) -> float:
     assert found.schedule is not None
     return simulate(graph, found.schedule).seconds
-
-
-def _most_compact(graph: Graph, schedule: Schedule, places: Places) -> Schedule:
-    """Of a schedule and those that a little more memory makes of it, the one that needs least of CUDA's allocator.
-
-    What is lost between tensors differs by a few percent from one schedule to the next, and only trying them tells.
-    """
-    peak_bytes = simulate(graph, schedule).peak_bytes
-    others = (_with_what_fits(Problem(graph, int(share * peak_bytes)), schedule) for share in _NEARLY_SMALLEST)
-    return min((schedule, *others), key=lambda tried: places.needed_bytes(graph, tried))
 
 
 @cache
@@ -390,22 +409,16 @@ def _load_libraries(device: torch.device) -> None:
         (torch.nn.functional.linear(matrix, matrix, matrix[0]) @ matrix).sum().backward()
 
 
+def _unpinned(problem: Problem, found: Solution, pinned: Pinned) -> Solution:
+    """A solution of the pinned problem as one of the problem itself, as the oracle sees it."""
+    assert found.schedule is not None
+    found = replace(found, schedule=pinned.schedule_of(found.schedule))
+    verify(problem, found)
+    return found
+
+
 def _same_shape(plan: Plan, graph: Graph) -> bool:
     return plan.graph_ops == len(graph.ops) and plan.graph_values == len(graph.values)
-
-
-def _fits(schedule: Schedule, problem: Problem) -> bool:
-    seen = simulate(problem.graph, schedule)
-    return seen.valid and seen.peak_bytes <= problem.budget_bytes
-
-
-def _with_what_fits(problem: Problem, schedule: Schedule) -> Schedule:
-    """A schedule within the budget, without those of its recomputations that the budget has room to do without."""
-    from rematch.solvers.common.pruning import pruned
-
-    graph = problem.graph
-    shorter = Schedule.from_ops(graph, pruned(graph, schedule.ops, problem.budget_bytes))
-    return shorter if _fits(shorter, problem) else schedule
 
 
 def available_bytes(device: torch.device, planned_for: str | None) -> int:
@@ -422,13 +435,13 @@ def available_bytes(device: torch.device, planned_for: str | None) -> int:
     return int(memory.available - _MARGIN * memory.total)
 
 
-def tightest(graph: Graph, enough_bytes: int) -> tuple[Schedule, int]:
+def tightest(graph: Graph, enough_bytes: int, most_seconds: float = math.inf) -> tuple[Schedule, int]:
     """The schedule with the smallest peak that can be found, and that peak; one that has `enough_bytes` will do."""
     known = _TIGHTEST.get(graph.fingerprint)
     known_bytes = math.inf if known is None else simulate(graph, known).peak_bytes
     if known is None or known_bytes > max(enough_bytes, _CLOSE * _impossible_bytes(graph)):
         seconds = max(_MINIMUM_SECONDS, _MINIMUM_SECONDS_PER_OP * len(graph.ops))
-        known = budget_range(graph, seconds).schedule
+        known = budget_range(graph, min(seconds, most_seconds)).schedule
     return known, simulate(graph, known).peak_bytes
 
 
