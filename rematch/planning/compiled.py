@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -34,10 +35,12 @@ from rematch.planning.plan import Plan
 from rematch.planning.planner import SMALLEST, Planner, available_bytes
 from rematch.planning.settings import ASSUMED_LOSS, AUTO, COMPILED
 from rematch.report.progress import measuring_progress
-from rematch.solvers.base import Problem, Solution, Status
+from rematch.solvers.base import Deadline, Problem, Solution, Solver, Status, solve, verify
+from rematch.solvers.common.local_search import LocalSearch
 from rematch.units import format_bytes
 
 MOST_SECONDS = 10.0  # to solve for one graph: whoever compiles waits already
+_MOST_MOVES = 10**9  # of local search, which ends when its time does
 _NEAR = 2.0  # times the budget: a plan that is predicted to take no more is tried and measured
 _SHARES = (0.5, 0.25, 0.25)  # of the time to solve, for the first plan and those that follow what inductor makes of it
 _SLACK = 0.02  # of the budget: with more than this left over, another plan could be faster
@@ -287,7 +290,7 @@ class GraphPlanner:
         best: _Candidate | None = None
         tried: list[Plan] = []
         for share in _SHARES:
-            plan = self._search(job, share, best is not None)
+            plan = self._search(job, share, tried[-1] if tried else None)
             if plan is None or any(plan.schedule == other.schedule for other in tried):
                 break
             tried.append(plan)
@@ -296,7 +299,7 @@ class GraphPlanner:
             slack = _SLACK if len(tried) == 1 else _SLACK_AGAIN
             if found.peaks is None or 0 <= target_bytes - found.needed_bytes <= slack * target_bytes:
                 break
-        if best is not None and best.needed_bytes > target_bytes:
+        if best is not None and best.predicted_bytes > target_bytes:
             # A refusal names what inductor makes of the plan with the smallest peak: whoever asks for that gets it.
             least = self._least(job)
             if all(least.schedule != other.schedule for other in tried):
@@ -319,10 +322,10 @@ class GraphPlanner:
         found = Solution(known, Status.FEASIBLE, SMALLEST)
         return Plan.from_solution(Problem(graph, budget_bytes), found, notes, COMPILED)
 
-    def _search(self, job: _Job, share: float, again: bool) -> Plan | None:
-        """A plan whose peak should be the budget with what inductor takes beyond it.
+    def _search(self, job: _Job, share: float, before: Plan | None) -> Plan | None:
+        """A plan whose peak should be the budget with what inductor takes beyond it; `before` it another was tried.
 
-        If there is none, the plan with the smallest peak, where measuring it may help; None if that was tried `again`.
+        If there is none, the plan with the smallest peak, where measuring it may help.
         """
         assert self.asked_bytes is not None
         graph, device = job.capture.graph, job.device
@@ -334,10 +337,14 @@ class GraphPlanner:
         # Those of an earlier start, where inductor has forgotten what we remember, or of rank 0.
         planner.plans += [known for known in self.planner.plans if known.graph is None]
         notes = (*job.capture.notes, *self._notes())
+        if before is not None and not self.settings.pins:
+            problem = Problem(graph, planner.budget_bytes(graph, device))
+            found = self._near(problem, before.schedule, limit)
+            return self._least(job) if found is None else Plan.from_solution(problem, found, notes, COMPILED)
         try:
             return planner.plan(graph, device, engine=COMPILED, notes=notes, placed=False)
         except BudgetInfeasible as refusal:
-            if again or self.around.shares:
+            if before is not None or self.around.shares:
                 return self._least(job)
             if self.lenient:
                 return None
@@ -355,6 +362,27 @@ class GraphPlanner:
                     raise self._refusal(refusal) from None
             self._least_tried = measured
             return least
+
+    def _near(self, problem: Problem, before: Schedule, limit: float) -> Solution | None:
+        """The faster of what the solver finds in half of the time, and local search from a schedule for another budget.
+
+        Large graphs take more than a part of the time from scratch. None if neither finds anything.
+        """
+        settings, graph = self.settings, problem.graph
+        solved = solve(problem, settings.solver, time_limit=limit / 2, **settings.options)
+        if isinstance(settings.solver, Solver) or solved.status in (Status.OPTIMAL, Status.INFEASIBLE):
+            return solved if solved.schedule is not None else None
+        search = LocalSearch(problem)
+        with suppress(ScheduleError):  # of one whose first computations are in another order
+            search.adopt(before)
+            search.run(_MOST_MOVES, Deadline(limit / 2))
+        solved_seconds = math.inf if solved.schedule is None else simulate(graph, solved.schedule).seconds
+        if search.best is None or (search.best_seconds or 0.0) >= solved_seconds:
+            return solved if solved.schedule is not None else None
+        by = f"{solved.solver}, then local search from a plan for another budget"
+        found = replace(solved, schedule=search.best, status=Status.FEASIBLE, solver=by)
+        verify(problem, found)
+        return found
 
     def _followed(self, required: Plan, graph: Graph) -> Plan:
         try:

@@ -10,12 +10,14 @@ from torch import nn
 
 from rematch.capture.inductor.read import COPIES
 from rematch.execute.compiled.partitioner import Partitioner
-from rematch.graph import Graph
+from rematch.graph import Graph, baseline, simulate
+from rematch.graph.generators import gpt
 from rematch.planning import compiled
 from rematch.planning.compiled import Around, GraphPlanner
 from rematch.planning.cuda_allocator import Requests
 from rematch.planning.planner import Planner
 from rematch.planning.settings import Settings
+from rematch.solvers.base import Problem, Solution, Status, solve
 from tests.inductor_graphs import run_partitioned, use_eager_kernels
 from tests.modules import Net, batch
 
@@ -99,3 +101,28 @@ def test_on_a_card_a_plan_leaves_what_the_allocator_needs_beyond_the_peak(monkey
         return planner.decision.predicted_bytes / (planner.asked_bytes or 1)
 
     assert predicted_share(placed=True) <= 1 / (1 + lost_share) < predicted_share(placed=False) <= 1
+
+
+@pytest.mark.parametrize("found_from_scratch", [None, Status.FEASIBLE, Status.OPTIMAL])
+def test_a_plan_for_less_begins_with_the_one_before(
+    monkeypatch: pytest.MonkeyPatch, found_from_scratch: Status | None
+) -> None:
+    """From scratch, the part of the time that is left may be too short for a large graph."""
+    graph = gpt(4)
+    whole = simulate(graph, baseline(graph)).peak_bytes
+    problem = Problem(graph, int(0.7 * whole))
+    before = solve(Problem(graph, int(0.85 * whole)), "greedy").schedule
+    slow = solve(Problem(graph, int(0.6 * whole)), "greedy").schedule  # which fits too, and recomputes more
+    assert before is not None and slow is not None
+    scratch = Solution(None, Status.NOT_FOUND, "scratch")
+    if found_from_scratch is not None:
+        scratch = Solution(slow, found_from_scratch, "scratch")
+    monkeypatch.setattr(compiled, "solve", lambda *_, **__: scratch)
+    found = GraphPlanner(Planner(Settings(budget="1GiB", progress=False)))._near(problem, before, limit=0.5)
+    assert found is not None and found.schedule is not None
+    seen = simulate(graph, found.schedule).checked()
+    assert seen.peak_bytes <= problem.budget_bytes
+    if found_from_scratch is Status.OPTIMAL:
+        assert found is scratch
+    else:
+        assert seen.seconds < simulate(graph, slow).seconds and "another budget" in found.solver
