@@ -47,7 +47,7 @@ _SLACK = 0.02  # of the budget: with more than this left over, another plan coul
 _SLACK_AGAIN = 0.04  # the same after a second look, which takes a part of a compilation
 _UNMEASURED = 0.01  # of the budget, on a card, until a step is measured: what libraries take beyond predictions
 _WORTH_A_PLACE = 10.0  # of a step, for as much of the budget that a process needs less: a tenth for a percent
-_UNSURE = 0.25  # of the budget: predictions of torch's own partition that are as close are checked
+_UNSURE_BELOW, _UNSURE_ABOVE = 0.25, 0.1  # of the budget: predictions of torch's own partition as close are checked
 _FREE_STEP = 2**28  # bytes, less than what budget="auto" leaves unused
 _LEAST: dict[tuple[object, ...], Schedule] = {}  # by graph and pins, as named in refusals
 OWN = "torch.compile's own partition"
@@ -213,8 +213,8 @@ class GraphPlanner:
         peaks = predicted_peaks(
             *own, returned=returned, dropped=self.around.unused, resident_bytes=graph.resident_bytes
         )
-        sure = abs(peaks.peak_bytes(job.loss_bytes) - job.target_bytes) > _UNSURE * job.target_bytes
-        step = None if sure else self._lowered_step(job.capture, own)
+        share = peaks.peak_bytes(job.loss_bytes) / max(1, job.target_bytes) - 1
+        step = self._lowered_step(job.capture, own) if -_UNSURE_BELOW < share < _UNSURE_ABOVE else None
         if step is None:
             return peaks, peaks.peak_bytes(job.loss_bytes)
         peaks = _peaks_of(step, graph)
