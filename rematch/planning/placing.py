@@ -30,13 +30,13 @@ _SEARCHING, _EXPLORING, _DROPPING = 0.4, 0.12, 0.15  # of the time limit: each s
 _TOGETHER = 2.9  # of the time limit: all of it, whatever takes long in between
 _EXCESS = 0.015, 0.147  # of the budget: the least and the most that a schedule is taken to need beyond it
 _LEAST_SHARE = 0.85  # of the budget: more is not left to the allocator
-_ROUNDS = 12  # of local search around each schedule that a solver finds
+_ROUNDS = 8  # of local search around each schedule that a solver finds
 _LEANER = 0.4, 1.2  # times the excess of the first schedule: by how much the budget of a round is smaller,
 _AROUND = 0.985, 1.015  # or times the peak of the best that has a place: the budget of a round once there is one
-_MOVES = 50_000, 300_000  # of a round: one of these
+_MOVES = 30_000, 100_000  # of a round: one of these
 _FILLING = 0.004  # of a peak: how far the budgets lie apart that schedules are filled up to
 _FILLINGS = 40  # at most
-_MOST_DROPPED = 300  # recomputations that are tried without, one by one
+_MOST_DROPPED = 100  # recomputations that are tried without, one by one
 _CLOSE = 0.001  # of a step: one that has a place and takes so little longer than the first schedule is good enough
 _NEARLY_SMALLEST = (1.0, 1.002, 1.004, 1.006, 1.008, 1.01)  # times the smallest peak: schedules that may need less
 

@@ -324,9 +324,8 @@ class Planner:
         """How many bytes more than the budget a schedule takes, or needs so that CUDA's allocator has places for it."""
         excess_bytes = simulate(graph, schedule).peak_bytes - self.budget_bytes(graph, device)
         if self._has_allocator(device) and self.settings.budget != AUTO:
-            places = Places(device, as_it_is)
-            if not places.suffice(graph, schedule, self._cap_bytes):
-                excess_bytes = max(excess_bytes, places.needed_bytes(graph, schedule) - self._cap_bytes)
+            needed_bytes = Places(device, as_it_is).needed_bytes(graph, schedule)
+            excess_bytes = max(excess_bytes, needed_bytes - self._cap_bytes)
         return max(0, excess_bytes)
 
     @property
