@@ -39,6 +39,7 @@ _FILLINGS = 40  # at most
 _MOST_DROPPED = 100  # recomputations that are tried without, one by one
 _CLOSE = 0.001  # of a step: one that has a place and takes so little longer than the first schedule is good enough
 _NEARLY_SMALLEST = (1.0, 1.002, 1.004, 1.006, 1.008, 1.01)  # times the smallest peak: schedules that may need less
+_NEARBY = ", then a search for places"  # what found a schedule near one that a solver found
 
 Searched = Callable[[Problem, float], Solution | None]
 Judged = Callable[[Schedule], float | None]
@@ -209,9 +210,6 @@ class Hunt:
         """A solution that is made of another one."""
         by = origin.solver if origin.solver.endswith(_NEARBY) else origin.solver + _NEARBY
         return replace(origin, schedule=schedule, status=Status.FEASIBLE, solver=by)
-
-
-_NEARBY = ", then a search for places"  # what found a schedule near one that a solver found
 
 
 def keeps(schedule: Schedule, problem: Problem) -> bool:
