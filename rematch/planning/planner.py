@@ -278,12 +278,14 @@ class Planner:
     def _smallest(self, graph: Graph, enough_bytes: int, most_seconds: float = math.inf) -> Solution:
         """The schedule with the smallest peak that can be found in that time, whatever it costs; see `tightest`.
 
-        For an engine on a card, it is of the schedules with about that peak the one that needs least of its allocator.
+        For an engine on a card, it is of the schedules with about that peak the one that needs least of its allocator,
+        unless the time is limited: to tell that of schedules that recompute most takes long.
         """
         pinned = pin(graph, self.settings.keep, self.settings.recompute)
         schedule = pinned.schedule_of(tightest(pinned.graph, enough_bytes, most_seconds)[0])
-        if self._device is not None and self._has_allocator(self._device) and not self.settings.pins:
-            schedule = most_compact(graph, schedule, Places(self._device, self._as_run))
+        device, free = self._device, most_seconds == math.inf and not self.settings.pins
+        if device is not None and self._has_allocator(device) and free:
+            schedule = most_compact(graph, schedule, Places(device, self._as_run))
         return Solution(schedule, Status.FEASIBLE, SMALLEST)
 
     def _last_resort(self, problem: Problem, device: torch.device, failed: Solution) -> Solution:
