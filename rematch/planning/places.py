@@ -15,7 +15,7 @@ from rematch.graph import Graph, Schedule
 from rematch.planning.cuda_allocator import LARGE_SEGMENT, Conditions, Requests, fits, least_cap, requests_of
 
 _MODEL_ERROR = 0.01  # of what the allocator needs: cards were seen to need so much more than its model says,
-_UNSEEN = 0.005  # and so much more for what a schedule does not show, such as short-lived tensors inside operators
+_UNSEEN = 0.01  # and so much more for what a schedule does not show, such as short-lived tensors inside operators
 _MARGIN = 1 + _MODEL_ERROR + _UNSEEN
 
 
