@@ -166,3 +166,16 @@ def test_replay_runs_traced_code_without_regions(reentrant: bool) -> None:
     (plan,) = rematch.plans_of(wrapped)
     assert plan.engine == "replay" and plan.recomputed
     assert_same_steps(trained(wrapped), trained(Mixed(checkpoints=False)))
+
+
+@pytest.mark.parametrize("engine", ["replay", "tape"])
+def test_plans_are_made_inside_a_region_of_others(engine: str) -> None:
+    """Gradients that are there already ask for another plan, and for a loss that is measured beside them."""
+    plain = Net(norm=False)
+    wrapped = rematch.remat(copy.deepcopy(plain), batch(), budget="95%", engine=engine, **OPTIONS)
+
+    def accumulate(module: nn.Module) -> None:
+        for _ in range(3):
+            mean_square(checkpoint(module, batch(), use_reentrant=False)).backward()
+
+    assert_same_steps(train(wrapped, accumulate, steps=1), train(plain, accumulate, steps=1))

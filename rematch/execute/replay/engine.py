@@ -13,7 +13,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -144,7 +144,8 @@ class Replay:
             outputs = traced(*args, **kwargs)
         leaves = {place: leaf for place, leaf in enumerate(made) if isinstance(leaf, torch.Tensor)}
         device = next((leaf.device for leaf in leaves.values()), torch.device("cpu"))
-        with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad():
+        forked = torch.random.fork_rng([device] if device.type == "cuda" else [])
+        with forked, torch.enable_grad(), _without_hooks_of_others():
             layouts = _watch_tangents(leaves.values())
             _loss_step(loss, outputs)  # once to warm up, so that no cache counts as memory of the loss
             for leaf in leaves.values():
@@ -235,7 +236,9 @@ def is_tracing() -> bool:
 def _tracing() -> Iterator[None]:
     before, _thread.traces = _thread.traces, True
     try:
-        with torch._dynamo.config.patch(dynamo_settings()):
+        with torch._dynamo.config.patch(dynamo_settings()), warnings.catch_warnings():
+            for message in _WARNINGS_OF_DYNAMO:
+                warnings.filterwarnings("ignore", message)
             yield
     finally:
         _thread.traces = before
@@ -251,9 +254,7 @@ class _WithOurSettings:
         self._torchdynamo_orig_backend = callback  # where Dynamo looks for the backend when it compares cached code
 
     def __call__(self, *frame: Any) -> Any:
-        with _tracing(), warnings.catch_warnings():
-            for message in _WARNINGS_OF_DYNAMO:
-                warnings.filterwarnings("ignore", message)
+        with _tracing():
             return self._torchdynamo_orig_backend(*frame)
 
 
@@ -421,6 +422,20 @@ def _loss_step(loss: Callable[[Any], torch.Tensor], outputs: Any) -> torch.Tenso
         )
     value.backward()
     return value
+
+
+_current_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks  # type: ignore[attr-defined]
+
+
+@contextmanager
+def _without_hooks_of_others() -> Iterator[None]:
+    """What is saved inside stays as it is: torch.utils.checkpoint around the module would call that once more."""
+
+    def as_it_is(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(as_it_is, as_it_is) if _current_hooks(True) else nullcontext():
+        yield
 
 
 @contextmanager

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
+import threading
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -126,6 +129,112 @@ def test_what_others_computed_is_not_held_by_what_forward_saves() -> None:
     assert arguments_of_others(SimpleNamespace(input_info=infos)) == [1]
 
 
+class _Scales(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * scale.detach()
+
+
+class _Holds(torch.autograd.Function):
+    """Its node has an attribute, whose end tells that of the graph."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
+        ctx.held = held
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+        return gradient, None
+
+
+def test_the_graph_of_an_argument_without_a_gradient_ends_with_the_argument() -> None:
+    def scale() -> tuple[torch.Tensor, weakref.ref[torch.Tensor]]:
+        held = torch.ones(1)
+        return _Holds.apply(torch.ones(128, 32, requires_grad=True), held), weakref.ref(held)
+
+    module = rematch.remat(
+        _Scales(), (batch(), scale()[0]), loss=mean_square, budget="1MiB", engine="replay", time_limit=0.3, cache=False
+    )
+    for _ in range(3):
+        argument, held = scale()
+        output = module(batch(), argument)
+        del argument
+        gc.collect()
+        assert output.requires_grad and held() is None
+
+
+@pytest.mark.parametrize("at", ["forward", "nodes"])
+def test_what_a_failed_call_computed_is_let_go(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rematch.capture.joint.read.STRETCH_BYTES", 1000)
+    used: set[Ahead] = set()
+    run = Ahead.run
+    monkeypatch.setattr(Ahead, "run", lambda self, args: [used.add(self), run(self, args)][1])
+    plain = Net()
+    module = rematch.remat(
+        copy.deepcopy(plain), batch(), loss=mean_square, budget="90%", engine="replay", time_limit=0.3, cache=False
+    )
+    step = step_of(batch(), mean_square)
+    assert_same_steps(train(module, step), train(plain, step))
+
+    def fail(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("no memory is left")
+
+    (ahead,) = used
+    name = "forward" if at == "forward" else "handed"
+    with monkeypatch.context() as patched, pytest.raises(torch.OutOfMemoryError):
+        patched.setattr(ahead if at == "forward" else Call, name, fail)
+        module(batch())
+    assert ahead._thread.results is None
+    for each in (module, plain):
+        each.load_state_dict(plain.state_dict())  # a step further in its running statistics, or not
+    assert_same_steps(train(module, step), train(plain, step))
+
+
+class _PreciseHead(nn.Module):
+    """A head that stays in single precision under autocast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.body(x).tanh()
+        with torch.autocast("cpu", enabled=False):
+            return self.head(x.float())
+
+
+def test_autocast_does_not_come_upon_what_has_been_traced_under_it() -> None:
+    plain = _PreciseHead()
+
+    def step(module: nn.Module) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            value = mean_square(module(batch()))
+        value.backward()
+        return value
+
+    with torch.autocast("cpu", torch.bfloat16):
+        module = rematch.remat(
+            copy.deepcopy(plain), batch(), loss=mean_square, budget="1MiB", engine="replay", time_limit=0.3, cache=False
+        )
+    assert_same_steps(train(module, step), train(plain, step))
+
+
+def test_calls_of_several_threads_get_their_own_results() -> None:
+    ahead, _ = _counted()
+    args = [torch.ones(1), torch.ones(1)]
+    ahead(list(args))
+    ahead.run(args)
+    found: list[Any] = []
+    other = threading.Thread(target=lambda: found.append(ahead(list(args))))
+    other.start()
+    other.join()
+    assert found == [(3,)] and ahead(list(args)) == (2,)
+
+
 def test_a_subclass_or_a_merged_argument_keeps_forward_from_running_ahead() -> None:
     graph = torch.fx.Graph()
     nodes = [graph.placeholder(name) for name in ("a", "b")]
@@ -150,8 +259,9 @@ def test_guards_on_hooks_with_keywords_go_only_where_there_are_no_hooks() -> Non
         SimpleNamespace(name="n._forward_hooks", guard_type=other),
         SimpleNamespace(name="n._forward_hooks_with_kwargs", guard_type=empty),
         SimpleNamespace(name="m._forward_hooks", guard_type=other),
+        SimpleNamespace(name="m._forward_hooks_with_kwargs", guard_type=other),
     ]
-    assert _that_count(guards) == [True, False, True, True, True]
+    assert _that_count(guards) == [True, False, True, True, True, True]
 
 
 def test_a_hook_with_keywords_that_is_added_later_counts() -> None:
