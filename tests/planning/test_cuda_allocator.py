@@ -278,3 +278,35 @@ def test_a_refusal_names_what_the_most_compact_schedule_near_the_smallest_needs(
     with pytest.raises(BudgetInfeasible) as refusal:
         planner.plan(graph, torch.device("cuda"), engine="tape")
     assert refusal.value.feasible_from_bytes == 2 * peak_bytes - MIB
+
+
+def test_requests_are_what_an_engine_asks_for() -> None:
+    """Nothing for what is there all the time or still there, and workspaces for as long as their operators run."""
+    values = (Value("x", 5 * MIB, resident=True), Value("a", 3 * MIB), Value("b", 2 * MIB), Value("none", 0))
+    ops = (Op("make a", 1.0, (0,), (1,), workspace_bytes=MIB), Op("make b", 1.0, (1,), (2, 3)))
+    graph = Graph(ops, values)
+    twice = Schedule.of([Compute(0), Compute(0), Compute(1), Free(1), Compute(0)])
+    used = [("workspace", MIB), ("workspace", None)]
+    assert requests_of(graph, twice) == Requests(
+        (5 * MIB,), ((1, 3 * MIB), *used, *used, (2, 2 * MIB), (1, None), (1, 3 * MIB), *used)
+    )
+
+
+def test_segments_that_are_there_count_and_serve_requests() -> None:
+    requests = Requests((30 * MIB,), (("a", 20 * MIB), ("b", 10 * MIB)))
+    for expandable in (False, True):
+        shared = Conditions(expandable=expandable, segment=2 * MIB, idle=(20 * MIB,))
+        assert fits(requests, 60 * MIB, shared) and not fits(requests, 59 * MIB, shared)
+        for step in ((), requests.step[:1]):  # what is mapped already may be too much, whatever is asked for
+            assert not fits(Requests((30 * MIB,), step), 49 * MIB, shared)
+            assert fits(Requests((30 * MIB,), step), 50 * MIB, shared)
+
+
+def test_requests_meet_an_allocator_as_conditions_say() -> None:
+    requests = Requests((), (("a", 25 * MIB),))
+    for conditions, needed in (
+        (Conditions(segment=12 * MIB), 36),
+        (Conditions(segment=20 * MIB), 40),
+        (Conditions(expandable=False, segment=12 * MIB), 26),
+    ):
+        assert fits(requests, needed * MIB, conditions) and not fits(requests, needed * MIB - 1, conditions)

@@ -161,6 +161,32 @@ def test_the_same_seed_gives_the_same_plan(graph: Graph, budget_bytes: int, monk
     assert one.schedule == other.schedule
 
 
+def test_local_search_makes_others_of_what_was_found_the_same_for_the_same_seed(
+    graph: Graph, budget_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = greedy(graph, budget_bytes)
+
+    def judged(seed: int) -> list[bytes]:
+        tried: list[bytes] = []
+        hunt = Hunt(
+            Problem(graph, budget_bytes),
+            first,
+            lambda *_: None,
+            lambda schedule: tried.append(schedule.steps.tobytes()),  # type: ignore[func-returns-value]
+            time_limit=100.0,
+            excess=0.1,
+            seed=seed,
+        )
+        hunt.run()
+        assert len(set(tried)) == len(tried), "none is judged twice"
+        return tried
+
+    one, same, other = judged(1), judged(1), judged(2)
+    assert one == same and one != other
+    monkeypatch.setattr(placing, "_ROUNDS", 0)
+    assert set(judged(1)) < set(one)
+
+
 def test_all_searches_for_places_together_have_less_than_three_times_the_limit(
     graph: Graph, budget_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,10 +245,11 @@ def test_a_schedule_has_a_place_only_as_it_is_run(
     assert plan.figures.solver.endswith("then a search for places")
 
 
+@pytest.mark.parametrize(("room_ms", "left_out"), [(2.5, 1), (3.5, 2), (5.5, 3)])
 def test_single_recomputations_are_left_out_where_there_is_room(
-    graph: Graph, budget_bytes: int, monkeypatch: pytest.MonkeyPatch
+    room_ms: float, left_out: int, graph: Graph, budget_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By bytes there is room for all of them, by places for that of one operator only."""
+    """By bytes there is room for all of them, by places for those of few operators only: dearest first."""
     monkeypatch.setattr(placing, "_ROUNDS", 0)
     fast, slow = (greedy(graph, int(share * budget_bytes)) for share in (1.0, 0.8))
     assert slow.schedule is not None
@@ -231,12 +258,13 @@ def test_single_recomputations_are_left_out_where_there_is_room(
 
     def judged(schedule: Schedule) -> float | None:
         seconds = simulate(graph, schedule).seconds
-        return seconds if slow_seconds - 2.5e-3 < seconds else None  # an operator takes 1 or 2 ms
+        return seconds if slow_seconds - room_ms * 1e-3 < seconds else None  # an operator takes 1 or 2 ms
 
     hunt = Hunt(Problem(graph, budget_bytes), fast, lambda *_: slow, judged, time_limit=100.0)
     hunt.run()
     assert hunt.best is not None and hunt.best.schedule is not None
-    assert simulate(graph, hunt.best.schedule).seconds == pytest.approx(slow_seconds - 2e-3)
+    assert simulate(graph, hunt.best.schedule).seconds == pytest.approx(slow_seconds - int(room_ms) * 1e-3)
+    assert len(hunt.best.schedule.ops) == len(slow.schedule.ops) - left_out
 
 
 def test_where_a_smaller_budget_is_too_small_the_next_is_halfway_back(graph: Graph, budget_bytes: int) -> None:
@@ -263,11 +291,31 @@ def test_nothing_is_made_of_a_schedule_that_moves_values() -> None:
     values = tuple(Value(name, 60 * MIB) for name in ("a", "b", "c"))
     ops = (Op("make a", 1.0, (), (0,)), Op("make b", 1.0, (), (1,)), Op("make c", 1.0, (0,), (2,)))
     graph = Graph(ops, values, link=Link(1e9, 1e9, host_bytes=2**30))
-    away = Schedule.of([Compute(0), Offload(0), Free(0), Compute(1), Free(1), Fetch(0), Compute(2)])
-    judged: list[Schedule] = []
+    away = Schedule.of([Compute(0), Offload(0), Free(0), Compute(1), Free(1), Fetch(0), Compute(2), Compute(1)])
+    for seconds in (None, 100.0):
+        tried: list[Schedule] = []
 
-    def refused(schedule: Schedule) -> None:
-        judged.append(schedule)
+        def judged(schedule: Schedule, seconds: float | None = seconds, tried: list[Schedule] = tried) -> float | None:
+            tried.append(schedule)
+            return seconds
 
-    Hunt(Problem(graph, 500 * MIB), solution(away), lambda *_: None, refused, time_limit=9.0).run()
-    assert judged == [away]
+        Hunt(Problem(graph, 500 * MIB), solution(away), lambda *_: None, judged, time_limit=9.0).run()
+        assert tried == [away]
+
+
+@pytest.mark.parametrize("ends", ["by a signal", "in time"])
+def test_nothing_more_is_judged_once_the_hunt_has_ended(
+    ends: str, graph: Graph, budget_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[Schedule] = []
+
+    def judged(schedule: Schedule) -> None:
+        tried.append(schedule)
+        hunt.interrupt()
+
+    monkeypatch.setattr(placing, "_TOGETHER", 0.0 if ends == "in time" else 1.0)
+    hunt = Hunt(
+        Problem(graph, budget_bytes), greedy(graph, budget_bytes), lambda *_: None, judged, time_limit=9.0, excess=0.1
+    )
+    hunt.run()
+    assert len(tried) == (ends == "by a signal") and hunt.interrupted is bool(tried)
