@@ -319,3 +319,20 @@ def test_nothing_more_is_judged_once_the_hunt_has_ended(
     )
     hunt.run()
     assert len(tried) == (ends == "by a signal") and hunt.interrupted is bool(tried)
+
+
+def test_a_signal_between_searches_ends_the_hunt_too(
+    graph: Graph, budget_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[Schedule] = []
+
+    def suffices(schedule: Schedule) -> bool:
+        tried.append(schedule)
+        if len(tried) == 3:  # the first is judged before the hunt
+            signal.raise_signal(signal.SIGINT)
+        return False
+
+    solver = Asked()
+    plan = planned(graph, budget_bytes, solver, suffices, monkeypatch)
+    assert any("a signal ended the search" in note for note in plan.notes)
+    assert len(solver.found) == 1 and plan.schedule in solver.found
