@@ -64,8 +64,11 @@ class StepMeter:
 
     @property
     def own_peak_bytes(self) -> int:
-        """What the call itself takes at its peak, its tangents included."""
-        return (self.peak_bytes or 0) - self._around_bytes
+        """What the call itself takes at its peak, its tangents included, if whoever got its results holds them.
+
+        Where several graphs share a step, small things around them are not seen, such as what FSDP gathers.
+        """
+        return (self.peak_bytes or 0) + self._dropped_bytes - self._around_bytes
 
     @property
     def at_loss_bytes(self) -> int:
