@@ -21,6 +21,7 @@ from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
+from rematch.capture.requests import Request, most_bytes
 from rematch.graph import Compute, Fetch, Free, Graph, Schedule
 
 _MIB = 2**20
@@ -34,9 +35,6 @@ _STEPS = 5  # each begins with what the one before left mapped; engines give tha
 _PRECISION = 0.002  # of the least cap
 
 
-Request = tuple[Hashable, int | None]  # a tensor and the bytes that it asks for, or None where it is freed
-
-
 @dataclass(frozen=True)
 class Requests:
     """What a step asks of the allocator, in this order, and the sizes of what is there all the time."""
@@ -47,15 +45,7 @@ class Requests:
     @property
     def peak_bytes(self) -> int:
         """The most that is asked for at once."""
-        sizes: dict[Hashable, int] = {}
-        most = now = sum(self.resident)
-        for tensor, size in self.step:
-            now -= sizes.pop(tensor, 0)
-            if size is not None:
-                sizes[tensor] = size
-                now += size
-                most = max(most, now)
-        return most
+        return sum(self.resident) + most_bytes(self.step, {})
 
 
 @dataclass(frozen=True)

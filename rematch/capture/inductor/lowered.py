@@ -9,7 +9,7 @@ and reads for the last time. No code is written, compiled or run, so this takes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,9 +31,9 @@ from rematch.capture.inductor.copies import copy_module, traced_name
 from rematch.capture.inductor.peak import StepPeaks
 from rematch.capture.joint.traced import is_tangent
 from rematch.capture.memory import allocated_bytes
+from rematch.capture.requests import Request, most_bytes
 
 Workspace = Callable[["Kernel"], int]
-Request = tuple[str, int | None]  # memory and the bytes that are asked for, or None where it is freed
 _WORKSPACE, _LOSS = "a library's workspace", "the loss"
 
 
@@ -120,8 +120,8 @@ class LoweredStep:
 
     def peaks(self, *, resident_bytes: int, workspace: Workspace = lambda kernel: 0) -> StepPeaks:
         """The peaks of a step. `resident_bytes` are there all the time, inputs of forward among them."""
-        sizes: dict[str, int] = {}
-        parts = (_most_bytes(part, sizes) for part in self._parts(workspace))
+        sizes: dict[Hashable, int] = {}
+        parts = (most_bytes(part, sizes) for part in self._parts(workspace))
         return StepPeaks(*(resident_bytes + most for most in parts))
 
     def requests(self, loss_bytes: int, workspace: Workspace = lambda kernel: 0) -> Iterator[Request]:
@@ -149,18 +149,6 @@ class LoweredStep:
             yield from self.backward.requests(held, inputs | self.returned, workspace)
 
         return self.forward.requests(held, inputs, workspace), between(), backward()
-
-
-def _most_bytes(requests: Iterable[Request], sizes: dict[str, int]) -> int:
-    """The most at once, beginning with what is there; `sizes` is left as it is in the end."""
-    most = now = sum(sizes.values())
-    for name, size in requests:
-        now -= sizes.pop(name, 0)
-        if size is not None:
-            sizes[name] = size
-            now += size
-            most = max(most, now)
-    return most
 
 
 def lower_step(
