@@ -362,11 +362,12 @@ class _Scheduled:
 
     def _accessed_in_one_way(self, buffer: Any, inner: Any) -> bool:
         """Whether all of the kernel that `inner` is in goes through the buffer in the same order."""
-        kernel = self.scheduler.get_fused_node(inner)
+        fused = self.scheduler.name_to_fused_node
+        kernel = fused[inner.get_first_name()]
         accesses = set()
         for user in buffer.users:
-            node = user.node
-            if hasattr(node, "read_writes") and self.scheduler.get_fused_node(node) is kernel:
+            node = user.node  # of an operation that inductor may have dropped, as nobody needs its result
+            if hasattr(node, "read_writes") and fused.get(node.get_first_name()) is kernel:
                 accesses |= {each for each in node.read_writes.reads_and_writes() if each.name == buffer.get_name()}
         return len(accesses) <= 1
 

@@ -32,6 +32,7 @@ from rematch.execute.compaction import Compaction
 from rematch.execute.compiled.ledger import Call, Ledger, SharedStep
 from rematch.execute.compiled.meter import StepMeter
 from rematch.execute.compiled.notebook import Note, Notebook, graph_key
+from rematch.execute.compiled.order import PlannedOrder
 from rematch.execute.compiled.partitioner import Partitioner, Unrepeatable
 from rematch.execute.compiled.unused import Gradients, Moment, detach_outputs, likely_unused, watch
 from rematch.planning.budget import is_share, parse_budget
@@ -48,7 +49,8 @@ _OURS = ("budget", "solver", "time_limit", "reserve")
 # Inductor keeps a buffer that is no longer needed for a later one of its size, across peaks too where its own estimate
 # has room, which leaves out what libraries take. A caching allocator serves the later one as well, and keeps nothing.
 _ON_A_CARD = {"allow_buffer_reuse": False}
-VERSION = 6  # of what we make of a graph, for inductor's caches
+_EVERYWHERE = {"_post_fusion_custom_pass": PlannedOrder()}
+VERSION = 7  # of what we make of a graph, for inductor's caches
 backends: dict[str, CompiledBackend] = {}  # those of the name, by their options
 
 
@@ -419,7 +421,7 @@ def _inductor_options(options: dict[str, Any]) -> dict[str, Any]:
 
 def inductor_settings(device: torch.device, given: dict[str, Any]) -> dict[str, Any]:
     """With which inductor compiles: ours for the device, and those that the user has given."""
-    return {**(_ON_A_CARD if device.type == "cuda" else {}), **given}
+    return {**_EVERYWHERE, **(_ON_A_CARD if device.type == "cuda" else {}), **given}
 
 
 def _uses_cuda_graphs(options: dict[str, Any]) -> bool:

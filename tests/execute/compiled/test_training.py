@@ -245,12 +245,13 @@ def test_cuda_graphs_leave_the_allocator_as_it_is(
     assert not asked
 
 
-def test_on_a_card_inductor_keeps_no_buffers_for_later_unless_it_is_told_to() -> None:
-    card, reuse = torch.device("cuda"), "allow_buffer_reuse"
-    assert inductor_settings(card, {"max_autotune": True}) == {reuse: False, "max_autotune": True}
-    assert inductor_settings(card, {reuse: True}) == {reuse: True}
-    assert inductor_settings(torch.device("cpu"), {}) == {}
-    assert reuse in torch._inductor.list_options()
+def test_settings_of_inductor_are_ours_unless_the_user_has_given_them() -> None:
+    card, cpu = torch.device("cuda"), torch.device("cpu")
+    reuse, order = "allow_buffer_reuse", "_post_fusion_custom_pass"
+    assert inductor_settings(cpu, {"max_autotune": True}).keys() == {"max_autotune", order}
+    assert inductor_settings(card, {})[reuse] is False and inductor_settings(card, {reuse: True})[reuse] is True
+    assert inductor_settings(card, {order: None})[order] is None
+    assert {reuse, order} <= set(torch._inductor.list_options())
 
 
 def uuids_of(monkeypatch: pytest.MonkeyPatch, budget: str | int, **options: Any) -> list[Any]:
