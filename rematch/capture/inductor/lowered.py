@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from types import NoneType
 from typing import Any
 
 import torch
@@ -330,8 +331,9 @@ class _Scheduled:
                 if old is not None and old not in takes_over.values() and old not in removed:
                     takes_over[root] = old
         reads = {root for inner in inside for root in self._read_by(inner)} - removed
-        origins = [origin for inner in inside if inner.node is not None for origin in inner.node.get_origins()]
-        nodes = map(traced_name, origins)
+        # To take one of several results is no computation: it needs no workspace, which goes by these nodes.
+        computed = [inner.node for inner in inside if not isinstance(inner.node, (MultiOutput, NoneType))]
+        nodes = {traced_name(origin) for node in computed for origin in node.get_origins()}
         return Kernel(frozenset(nodes), frozenset(makes), frozenset(reads), takes_over, library)
 
     def _outputs(self, inner: Any) -> list[Any]:
