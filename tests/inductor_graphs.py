@@ -22,6 +22,7 @@ from torch._inductor.compile_fx import partition_fn
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.virtualized import V
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule
 
 import rematch.planning.compiled
@@ -51,11 +52,18 @@ def run_partitioned(
     return output
 
 
+def _run_as_it_is(graph: GraphModule, _: Sequence[Any]) -> Any:
+    def run(*args: Any) -> Any:
+        assert FakeTensor not in map(type, args), "inductor's kernels need tensors with memory"
+        return graph.forward(*args)
+
+    return make_boxed_func(run)
+
+
 def _backend() -> Any:
-    nothing: Any = lambda graph, _: make_boxed_func(graph.forward)  # noqa: E731
     return aot_autograd(
-        fw_compiler=nothing,
-        bw_compiler=nothing,
+        fw_compiler=_run_as_it_is,
+        bw_compiler=_run_as_it_is,
         partition_fn=_partition,
         decompositions=select_decomp_table(),
         keep_inference_input_mutations=True,

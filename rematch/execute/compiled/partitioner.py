@@ -15,6 +15,7 @@ from typing import Any
 
 from torch._functorch.compile_utils import fx_graph_cse
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._guards import TracingContext
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch.fx import GraphModule
 
@@ -59,6 +60,13 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
         self, gm: GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> tuple[GraphModule, GraphModule]:
         self.called = True
+        halves = self._halves(gm, joint_inputs, **kwargs)
+        _keep_first_run_of_buckets_fake()
+        return halves
+
+    def _halves(
+        self, gm: GraphModule, joint_inputs: Sequence[object], **kwargs: Any
+    ) -> tuple[GraphModule, GraphModule]:
         gm.graph.eliminate_dead_code()
         gm.graph = fx_graph_cse(gm.graph)
         gm.recompile()
@@ -101,6 +109,16 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
                 "now, and larger ones take more than the budget. dynamic=False plans every shape by itself"
             )
         return decision.halves
+
+
+def _keep_first_run_of_buckets_fake() -> None:
+    """Torch runs each of DDP's buckets once with fake tensors, for which AOTAutograd gets ready when we have returned.
+
+    A flag says so until a guard dies, and planning takes long enough for that of an earlier bucket to be collected.
+    """
+    context = TracingContext.try_get()
+    if context is not None and context.ddp_optimizer_ctx is not None:
+        context.fakify_first_call = True
 
 
 _warned: set[str] = set()
