@@ -106,7 +106,7 @@ def test_inductor_runs_kernels_in_that_order() -> None:
             x = x + torch.tanh(x @ w)
         return x.square().sum()
 
-    x, w = torch.randn(16, 16, requires_grad=True), torch.randn(16, 16, requires_grad=True)
+    x, w = (torch.randn(16, 16, dtype=torch.float64, requires_grad=True) for _ in range(2))
     expected = torch.autograd.grad(step(x, w), (x, w))
     torch._dynamo.reset()
     options = {"_post_fusion_custom_pass": Noting(), "fx_graph_cache": False}
