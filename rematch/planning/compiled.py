@@ -28,9 +28,10 @@ from rematch.capture.memory import allocated_bytes, has_expandable_segments
 from rematch.errors import BudgetInfeasible, ScheduleError
 from rematch.graph import Graph, Schedule, baseline, simulate
 from rematch.planning.budget import parse_budget
-from rematch.planning.cuda_allocator import Requests
+from rematch.planning.cuda_allocator import Requests, requests_of
 from rematch.planning.joint import profiling
 from rematch.planning.places import Places
+from rematch.planning.placing import TOGETHER, instead_of, keeps
 from rematch.planning.plan import Plan
 from rematch.planning.planner import SMALLEST, Planner, available_bytes
 from rematch.planning.settings import ASSUMED_LOSS, AUTO, COMPILED
@@ -42,10 +43,12 @@ from rematch.units import format_bytes
 MOST_SECONDS = 10.0  # to solve for one graph: whoever compiles waits already
 _MOST_MOVES = 10**9  # of local search, which ends when its time does
 _NEAR = 2.0  # times the budget: a plan that is predicted to take no more is tried and measured
-_SHARES = (0.5, 0.25, 0.25)  # of the time to solve, for the first plan and those that follow what inductor makes of it
+_SHARES = (0.5, 0.3, 0.2)  # of the time to solve, for the first plan and those that follow what inductor makes of it
+_SOLVING = 0.35  # of such a share; the rest goes to the search for places, where tensors have to have some
 _SLACK = 0.02  # of the budget: with more than this left over, another plan could be faster
 _SLACK_AGAIN = 0.04  # the same after a second look, which takes a part of a compilation
 _UNMEASURED = 0.01  # of the budget, on a card, until a step is measured: what libraries take beyond predictions
+_PLACES_UNSEEN = 0.005  # of the budget: what inductor's layout may need beyond the places that a schedule tells of
 _WORTH_A_PLACE = 10.0  # of a step, for as much of the budget that a process needs less: a tenth for a percent
 _UNSURE_BELOW, _UNSURE_ABOVE = 0.25, 0.1  # of the budget: predictions of torch's own partition as close are checked
 _FREE_STEP = 2**28  # bytes, less than what budget="auto" leaves unused
@@ -222,7 +225,39 @@ class GraphPlanner:
 
     def _needed_bytes(self, job: _Job, step: LoweredStep, peaks: StepPeaks) -> int:
         """The peak, or more so that all tensors have places."""
-        return max(peaks.peak_bytes(job.loss_bytes), job.target_bytes + self._without_place_bytes(job, step))
+        peak_bytes = peaks.peak_bytes(job.loss_bytes)
+        if not self._is_placed(job):
+            return peak_bytes
+        graph = _without_copies(job.capture.graph)
+        resident = tuple(value.size_bytes for value in graph.values if value.resident and value.size_bytes)
+        asked = Requests(resident, tuple(step.requests(job.loss_bytes, _workspace_of(job.capture.graph))))
+        return max(peak_bytes, self._within_target(job, Places(job.device).needed_for(asked)))
+
+    def _planned_bytes(self, job: _Job, schedule: Schedule) -> int:
+        """The same as far as a schedule tells, before inductor has laid it out."""
+        graph = job.capture.graph
+        peak_bytes = simulate(graph, schedule).peak_bytes
+        if not self._is_placed(job):
+            return peak_bytes
+        return max(peak_bytes, self._within_target(job, Places(job.device).needed_for(requests_of(graph, schedule))))
+
+    def _within_target(self, job: _Job, reserved_bytes: int) -> int:
+        """How much of the job's target a process uses that has to reserve so many bytes."""
+        return job.target_bytes + reserved_bytes - self._cap_bytes
+
+    @property
+    def _cap_bytes(self) -> int:
+        """What a process may reserve, by the model of its allocator."""
+        assert self.asked_bytes is not None
+        return self.asked_bytes - max(0, self.around.correction_bytes)
+
+    def _is_placed(self, job: _Job) -> bool:
+        """Whether tensors are to have places in a process that may reserve no more than the budget.
+
+        Without expandable segments too much would be left unused for it: there only the peak is kept.
+        """
+        by_cuda = self.placed and job.device.type == "cuda"
+        return by_cuda and self.settings.budget != AUTO and has_expandable_segments()
 
     def _lowered_step(self, capture: FusedCapture, halves: Halves) -> LoweredStep | None:
         """Both halves as inductor lays them out; None if that cannot be read. Those laid out before still are so."""
@@ -245,33 +280,14 @@ class GraphPlanner:
         """The plan with what inductor makes of it."""
         halves = job.cut(job.capture, plan.schedule)
         step = self._lowered_step(job.capture, halves)
-        planned_bytes = plan.figures.peak_bytes or 0
+        planned_bytes = self._planned_bytes(job, plan.schedule)
         if step is None:
-            return _Candidate(plan, halves, None, planned_bytes, planned_bytes)
+            return _Candidate(plan, halves, None, plan.figures.peak_bytes or 0, planned_bytes)
         peaks = _peaks_of(step, job.capture.graph)
         predicted_bytes = peaks.peak_bytes(job.loss_bytes)
         needed_bytes = self._needed_bytes(job, step, peaks)
         self._beyond_bytes = needed_bytes - planned_bytes
         return _Candidate(plan, halves, peaks, predicted_bytes, needed_bytes)
-
-    def _without_place_bytes(self, job: _Job, step: LoweredStep) -> int:
-        """How much more than the budget a process would have to reserve; below zero if it needs less.
-
-        Without expandable segments too much would be left unused for it: there only the peak is kept.
-        """
-        assert self.asked_bytes is not None
-        if (
-            not self.placed
-            or job.device.type != "cuda"
-            or self.settings.budget == AUTO
-            or not has_expandable_segments()
-        ):
-            return -job.target_bytes
-        graph = _without_copies(job.capture.graph)
-        resident = tuple(value.size_bytes for value in graph.values if value.resident and value.size_bytes)
-        asked = Requests(resident, tuple(step.requests(job.loss_bytes, _workspace_of(job.capture.graph))))
-        reserved_bytes = Places(job.device).needed_for(asked) + max(0, self.around.correction_bytes)
-        return reserved_bytes - self.asked_bytes
 
     def adopt(self, decision: Decision, asked_bytes: int) -> None:
         """Go by `decision`, made here or by another process for the same graph and `asked_bytes`."""
@@ -280,6 +296,12 @@ class GraphPlanner:
         self.planner.remember(decision.plan)
         self.decision = decision
         self.asked_bytes = asked_bytes
+
+    def rest(self) -> None:
+        """Nothing is to be planned for now: let go of traced graphs and of what inductor made of them."""
+        self._lowered.clear()
+        if self.decision is not None:
+            self.decision = replace(self.decision, capture=None, peaks=None)
 
     def _solved(self, job: _Job, own_bytes: int) -> _Candidate | None:
         """The fastest plan found that keeps the budget as inductor lays it out, or the one that comes closest.
@@ -290,7 +312,7 @@ class GraphPlanner:
         best: _Candidate | None = None
         tried: list[Plan] = []
         for share in _SHARES:
-            plan = self._search(job, share, tried[-1] if tried else None)
+            plan = self._search(job, share * self.settings.time_limit, tried[-1] if tried else None)
             if plan is None or any(plan.schedule == other.schedule for other in tried):
                 break
             tried.append(plan)
@@ -322,27 +344,35 @@ class GraphPlanner:
         found = Solution(known, Status.FEASIBLE, SMALLEST)
         return Plan.from_solution(Problem(graph, budget_bytes), found, notes, COMPILED)
 
-    def _search(self, job: _Job, share: float, before: Plan | None) -> Plan | None:
-        """A plan whose peak should be the budget with what inductor takes beyond it; `before` it another was tried.
+    def _search(self, job: _Job, seconds: float, before: Plan | None) -> Plan | None:
+        """A plan that should need the budget with what inductor takes beyond it; `before` it another was tried.
 
         If there is none, the plan with the smallest peak, where measuring it may help.
         """
+        deadline = Deadline(seconds)
         assert self.asked_bytes is not None
         graph, device = job.capture.graph, job.device
         measured = self.around.correction_bytes != 0 or self.around.between_bytes is not None
         unsure_bytes = 0 if measured or device.type != "cuda" else int(_UNMEASURED * self.asked_bytes)
         budget = max(1, self.asked_bytes - self.around.correction_bytes - self._beyond_bytes - unsure_bytes)
-        limit = share * self.settings.time_limit
+        limit = _SOLVING * seconds if self._is_placed(job) else seconds
         planner = Planner(replace(self.settings, budget=budget, time_limit=limit))
         # Those of an earlier start, where inductor has forgotten what we remember, or of rank 0.
         planner.plans += [known for known in self.planner.plans if known.graph is None]
         notes = (*job.capture.notes, *self._notes())
         if before is not None and not self.settings.pins:
-            problem = Problem(graph, planner.budget_bytes(graph, device))
+            budget_bytes = planner.budget_bytes(graph, device)
+            if self._is_placed(job):  # by as much less than before as that one needed too much
+                excess_bytes = self._planned_bytes(job, before.schedule) + self._beyond_bytes - job.target_bytes
+                budget_bytes = min(budget_bytes, (before.figures.peak_bytes or 0) - excess_bytes)
+            problem = Problem(graph, budget_bytes)
             found = self._near(problem, before.schedule, limit)
-            return self._least(job) if found is None else Plan.from_solution(problem, found, notes, COMPILED)
+            if found is None:
+                return self._least(job)
+            return self._with_places(job, Plan.from_solution(problem, found, notes, COMPILED), deadline)
         try:
-            return planner.plan(graph, device, engine=COMPILED, notes=notes, placed=False)
+            plan = planner.plan(graph, device, engine=COMPILED, notes=notes, placed=False)
+            return self._with_places(job, plan, deadline)
         except BudgetInfeasible as refusal:
             if before is not None or self.around.shares:
                 return self._least(job)
@@ -362,6 +392,39 @@ class GraphPlanner:
                     raise self._refusal(refusal) from None
             self._least_tried = measured
             return least
+
+    def _with_places(self, job: _Job, plan: Plan, deadline: Deadline) -> Plan:
+        """The plan, or one near it whose tensors have places as far as a schedule tells.
+
+        To have inductor lay out a plan takes as long as hundreds of these looks, and shows much the same.
+        """
+        if not self._is_placed(job):
+            return plan
+        places, figures = Places(job.device), plan.figures
+        problem = Problem(job.capture.graph, figures.budget_bytes)
+        cap_bytes = int((1 - _PLACES_UNSEEN) * self._cap_bytes) - self._beyond_bytes
+
+        def judged(schedule: Schedule) -> float | None:
+            if not keeps(schedule, problem):
+                return None
+            fits = places.suffice_for(requests_of(problem.graph, schedule), cap_bytes)
+            return simulate(problem.graph, schedule).seconds if fits else None
+
+        def needed_bytes(found: Solution) -> int:
+            assert found.schedule is not None
+            return places.needed_for(requests_of(problem.graph, found.schedule))
+
+        if judged(plan.schedule) is not None:
+            return plan
+        first = Solution(
+            plan.schedule, figures.status, figures.solver, figures.lower_bound_seconds, figures.bound_scope
+        )
+        excess, seconds = needed_bytes(first) / max(1, cap_bytes) - 1, deadline.remaining / TOGETHER
+        hunt = Planner(self.settings).hunt(problem, first, judged, excess=excess, time_limit=seconds)
+        best = hunt.best or min(hunt.searches, key=needed_bytes)
+        if best is first:
+            return plan
+        return Plan.from_solution(problem, instead_of(first, best, deadline.elapsed), plan.notes, COMPILED)
 
     def _near(self, problem: Problem, before: Schedule, limit: float) -> Solution | None:
         """The faster of what the solver finds in half of the time, and local search from a schedule for another budget.

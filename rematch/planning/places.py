@@ -44,6 +44,10 @@ class Places:
         """The same for a step of which one knows all that it asks for."""
         return math.ceil((1 + _MODEL_ERROR) * least_cap(requests, self._conditions))
 
+    def suffice_for(self, requests: Requests, cap_bytes: int) -> bool:
+        """Whether a process can train by such a step that may reserve so much."""
+        return fits(requests, int(cap_bytes / (1 + _MODEL_ERROR)), self._conditions)
+
     def suffice(self, graph: Graph, schedule: Schedule, cap_bytes: int) -> bool:
         """Whether a process can train that may reserve so much; faster to tell than what it needs."""
         return fits(requests_of(graph, self._as_run(schedule)), int(cap_bytes / _MARGIN), self._conditions)

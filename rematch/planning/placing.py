@@ -27,7 +27,7 @@ from rematch.solvers.base import Deadline, Problem, Solution, Status
 _SEARCHES = 3  # for smaller budgets,
 _MORE_SEARCHES = 2  # and so many more as long as nothing has a place
 _SEARCHING, _EXPLORING, _DROPPING = 0.4, 0.12, 0.15  # of the time limit: each search, around each schedule, at last
-_TOGETHER = 2.9  # of the time limit: all of it, whatever takes long in between
+TOGETHER = 2.9  # of the time limit: all of it, whatever takes long in between
 _EXCESS = 0.015, 0.147  # of the budget: the least and the most that a schedule is taken to need beyond it
 _LEAST_SHARE = 0.85  # of the budget: more is not left to the allocator
 _ROUNDS = 8  # of local search around each schedule that a solver finds
@@ -71,7 +71,7 @@ class Hunt:
         self.interrupted = found.interrupted
         self._problem, self._searched, self._judged, self._near = problem, searched, judged, near
         self._time_limit = time_limit
-        self._deadline = Deadline(_TOGETHER * time_limit)
+        self._deadline = Deadline(TOGETHER * time_limit)
         low, high = _EXCESS
         self._excess = min(high, max(low, excess))
         self._step = self._excess / _SEARCHES
@@ -210,6 +210,17 @@ class Hunt:
         """A solution that is made of another one."""
         by = origin.solver if origin.solver.endswith(_NEARBY) else origin.solver + _NEARBY
         return replace(origin, schedule=schedule, status=Status.FEASIBLE, solver=by)
+
+
+def instead_of(found: Solution, best: Solution, seconds: float) -> Solution:
+    """The `best` of a search for places, which took so long, for the problem that `found` is a solution of."""
+    return replace(
+        best,
+        status=Status.FEASIBLE,
+        lower_bound_seconds=found.lower_bound_seconds,
+        bound_scope=found.bound_scope,
+        solve_seconds=seconds,
+    )
 
 
 def keeps(schedule: Schedule, problem: Problem) -> bool:

@@ -27,7 +27,7 @@ from rematch.planning.budget import describe_largest_need, parse_budget
 from rematch.planning.host import host_bytes
 from rematch.planning.pins import Pinned, pin
 from rematch.planning.places import Places, as_it_is
-from rematch.planning.placing import Hunt, keeps, most_compact, with_what_fits
+from rematch.planning.placing import Hunt, Judged, instead_of, keeps, most_compact, with_what_fits
 from rematch.planning.plan import Plan
 from rematch.planning.settings import AUTO, Settings
 from rematch.report.progress import solving_progress
@@ -201,31 +201,29 @@ class Planner:
         if judged(found.schedule) is not None:
             return found, False
         waiting, needed_bytes = Deadline(), places.needed_bytes(problem.graph, found.schedule)
-        hunt = Hunt(
+        excess = needed_bytes / max(1, self._cap_bytes) - 1
+        hunt = self.hunt(problem, found, judged, excess=excess, time_limit=self.settings.time_limit)
+        best = hunt.best or self._least_needing(problem, hunt, places)
+        if best is not found:
+            best = instead_of(found, best, found.solve_seconds + waiting.elapsed)
+            verify(problem, best)
+        return best, hunt.interrupted
+
+    def hunt(self, problem: Problem, found: Solution, judged: Judged, *, excess: float, time_limit: float) -> Hunt:
+        """What a search for places comes by, which is over; Ctrl-C ends it with what it has. See `Hunt`."""
+        made = Hunt(
             problem,
             found,
             self._searched_in,
             judged,
-            time_limit=self.settings.time_limit,
-            excess=needed_bytes / max(1, self._cap_bytes) - 1,
+            time_limit=time_limit,
+            excess=excess,
             near=not self.settings.pins,
             seed=self.settings.options.get("seed", getattr(self.settings.solver, "seed", 0)),
         )
-        with signals_end(hunt.interrupt):
-            hunt.run()
-        best = hunt.best
-        if best is None:
-            best = self._least_needing(problem, hunt, places)
-        if best is not found:
-            best = replace(
-                best,
-                status=Status.FEASIBLE,
-                lower_bound_seconds=found.lower_bound_seconds,
-                bound_scope=found.bound_scope,
-                solve_seconds=found.solve_seconds + waiting.elapsed,
-            )
-            verify(problem, best)
-        return best, hunt.interrupted
+        with signals_end(made.interrupt):
+            made.run()
+        return made
 
     def _least_needing(self, problem: Problem, hunt: Hunt, places: Places) -> Solution:
         """Where nothing has a place: what needs the least, if it is not much slower only because of that.

@@ -15,6 +15,7 @@ from rematch.graph.generators import gpt
 from rematch.planning import compiled
 from rematch.planning.compiled import Around, GraphPlanner
 from rematch.planning.cuda_allocator import Requests
+from rematch.planning.plan import Plan
 from rematch.planning.planner import Planner
 from rematch.planning.settings import Settings
 from rematch.solvers.base import Problem, Solution, Status, solve
@@ -75,22 +76,31 @@ def test_on_a_card_the_first_plan_leaves_room_for_what_is_not_measured_yet(monke
     assert planned_share(Around()) < planned_share(Around(between_bytes=0)) - 0.005
 
 
-def test_on_a_card_a_plan_leaves_what_the_allocator_needs_beyond_the_peak(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The budget is what a process may reserve, in which tensors need addresses in one piece."""
-    lost_share = 0.06
+LOST_SHARE = 0.06
+
+
+@pytest.fixture
+def scattered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A card whose allocator loses a part of what is asked for."""
 
     class Scattered:
-        """An allocator that loses a part of what is asked for."""
-
         def __init__(self, *_: object) -> None:
             pass
 
         def needed_for(self, requests: Requests) -> int:
-            return int((1 + lost_share) * requests.peak_bytes)
+            return int((1 + LOST_SHARE) * requests.peak_bytes)
+
+        def suffice_for(self, requests: Requests, cap_bytes: int) -> bool:
+            return self.needed_for(requests) <= cap_bytes
 
     monkeypatch.setattr(compiled._Job, "device", property(lambda _: torch.device("cuda")))
     monkeypatch.setattr(compiled, "Places", Scattered)
     monkeypatch.setattr(compiled, "has_expandable_segments", lambda: True)
+
+
+@pytest.mark.usefixtures("scattered")
+def test_on_a_card_a_plan_leaves_what_the_allocator_needs_beyond_the_peak() -> None:
+    """The budget is what a process may reserve, in which tensors need addresses in one piece."""
 
     def predicted_share(placed: bool) -> float:
         torch._dynamo.reset()
@@ -101,7 +111,26 @@ def test_on_a_card_a_plan_leaves_what_the_allocator_needs_beyond_the_peak(monkey
         assert planner.decision is not None and not planner.decision.by_torch
         return planner.decision.predicted_bytes / (planner.asked_bytes or 1)
 
-    assert predicted_share(placed=True) <= 1 / (1 + lost_share) < predicted_share(placed=False) <= 1
+    assert predicted_share(placed=True) <= 1 / (1 + LOST_SHARE) < predicted_share(placed=False) <= 1
+
+
+@pytest.mark.usefixtures("scattered")
+def test_plans_without_places_are_not_laid_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a schedule tells of places is known at once, and inductor takes long."""
+    laid_out: list[float] = []
+    tried = GraphPlanner._tried
+
+    def seen(self: GraphPlanner, job: Any, plan: Plan) -> Any:
+        laid_out.append((plan.figures.peak_bytes or 0) / (self.asked_bytes or 1))
+        return tried(self, job, plan)
+
+    monkeypatch.setattr(GraphPlanner, "_tried", seen)
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    planner = GraphPlanner(Planner(Settings(budget="70%", progress=False)))
+    planner.around = Around(between_bytes=0)
+    run_partitioned(Net(depth=4), batch(), Partitioner(planner, ()))
+    assert laid_out and laid_out[0] <= 1 / (1 + LOST_SHARE)
 
 
 @pytest.mark.parametrize("found_from_scratch", [None, Status.FEASIBLE, Status.OPTIMAL])

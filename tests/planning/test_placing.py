@@ -313,7 +313,7 @@ def test_nothing_more_is_judged_once_the_hunt_has_ended(
         tried.append(schedule)
         hunt.interrupt()
 
-    monkeypatch.setattr(placing, "_TOGETHER", 0.0 if ends == "in time" else 1.0)
+    monkeypatch.setattr(placing, "TOGETHER", 0.0 if ends == "in time" else 1.0)
     hunt = Hunt(
         Problem(graph, budget_bytes), greedy(graph, budget_bytes), lambda *_: None, judged, time_limit=9.0, excess=0.1
     )

@@ -365,6 +365,7 @@ class CompiledGraph:
         if measured and self._notebook is not None:
             self._notebook.settle(self.planner.around)
         self._settled = True
+        self.planner.rest()
         if not self.planner.around.unused:  # else an output may be used after all
             self._module = None
             self._traced = TracingContext(None)
