@@ -5,6 +5,7 @@ Eager kernels stand in for inductor's. They take more memory than fused ones, wh
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -12,6 +13,8 @@ import torch
 from torch import nn
 
 import rematch
+from rematch.capture.inductor.lowered import LoweredStep
+from rematch.capture.inductor.read import FusedCapture
 from rematch.execute.compiled.backend import CompiledBackend, CompiledGraph
 from rematch.execute.compiled.meter import StepMeter
 from rematch.planning import planner
@@ -179,3 +182,12 @@ def test_where_no_compilation_keeps_the_budget_the_closest_one_stays(monkeypatch
     (graph,) = backend.alive()
     assert len(seen) == 3
     assert graph.planner.around == seen[1]
+
+
+def test_once_settled_nothing_is_kept_of_what_was_planned_but_the_plan() -> None:
+    """Traced graphs and inductor's layouts of a large model are millions of objects, which collections go through."""
+    trial, backend = settled(Stack(4, breaks=False), 3_500_000)
+    gc.collect()
+    kept = [each for each in gc.get_objects() if type(each) in (FusedCapture, LoweredStep)]
+    assert backend.planner.plans and not kept
+    trial.step(SAMPLE)
