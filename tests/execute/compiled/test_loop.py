@@ -184,10 +184,15 @@ def test_where_no_compilation_keeps_the_budget_the_closest_one_stays(monkeypatch
     assert graph.planner.around == seen[1]
 
 
+def planned_with() -> set[int]:
+    """The captures and layouts there are."""
+    gc.collect()
+    return {id(each) for each in gc.get_objects() if type(each) in (FusedCapture, LoweredStep)}
+
+
 def test_once_settled_nothing_is_kept_of_what_was_planned_but_the_plan() -> None:
     """Traced graphs and inductor's layouts of a large model are millions of objects, which collections go through."""
+    before = planned_with()
     trial, backend = settled(Stack(4, breaks=False), 3_500_000)
-    gc.collect()
-    kept = [each for each in gc.get_objects() if type(each) in (FusedCapture, LoweredStep)]
-    assert backend.planner.plans and not kept
+    assert backend.planner.plans and planned_with() <= before
     trial.step(SAMPLE)

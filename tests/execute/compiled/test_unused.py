@@ -111,10 +111,11 @@ def test_logits_that_the_user_lets_go_of_before_backward_are_not_counted_in_it(m
             del outputs
         loss.backward()
         (graph,) = backend.alive()
-        decision = graph.planner.decision
-        assert decision is not None and decision.capture is not None
-        (logits,) = [n for n, value in enumerate(decision.capture.graph.values) if value.size_bytes == LOGITS_BYTES]
-        assert logits not in decision.capture.graph.held
+        assert graph.planner.decision is not None
+        planned = graph.planner.decision.plan.graph
+        assert planned is not None
+        (logits,) = [n for n, value in enumerate(planned.values) if value.size_bytes == LOGITS_BYTES]
+        assert logits not in planned.held
     dropped, held = measured
     assert held == dropped + LOGITS_BYTES
 
