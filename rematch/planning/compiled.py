@@ -30,10 +30,11 @@ from rematch.graph import Graph, Schedule, baseline, simulate
 from rematch.planning.budget import parse_budget
 from rematch.planning.cuda_allocator import Requests, requests_of
 from rematch.planning.joint import profiling
+from rematch.planning.layouts import Layout, Layouts
 from rematch.planning.places import Places
 from rematch.planning.placing import TOGETHER, instead_of, keeps
 from rematch.planning.plan import Plan
-from rematch.planning.planner import SMALLEST, Planner, available_bytes
+from rematch.planning.planner import Planner, available_bytes
 from rematch.planning.settings import ASSUMED_LOSS, AUTO, COMPILED
 from rematch.report.progress import measuring_progress
 from rematch.solvers.base import Deadline, Problem, Solution, Solver, Status, solve, verify
@@ -52,7 +53,8 @@ _PLACES_UNSEEN = 0.005  # of the budget: what inductor's layout may need beyond 
 _WORTH_A_PLACE = 10.0  # of a step, for as much of the budget that a process needs less: a tenth for a percent
 _UNSURE_BELOW, _UNSURE_ABOVE = 0.25, 0.1  # of the budget: predictions of torch's own partition as close are checked
 _FREE_STEP = 2**28  # bytes, less than what budget="auto" leaves unused
-_LEAST: dict[tuple[object, ...], Schedule] = {}  # by graph and pins, as named in refusals
+_LADDER = (0.2, 0.4, 0.6, 0.8)  # of the way from the smallest peak to the largest: where other plans are tried
+_LAYOUTS = Layouts()  # of this process; refusals go by them
 OWN = "torch.compile's own partition"
 Halves = tuple[GraphModule, GraphModule]
 Cut = Callable[[FusedCapture, Schedule], Halves]
@@ -141,6 +143,8 @@ class GraphPlanner:
         self.lenient = False
         self.decision: Decision | None = None
         self._least_tried = False  # the plan of the smallest peak, after another one took more than was predicted
+        self.layouts = _LAYOUTS
+        self.tried: tuple[Layout, ...] = ()  # of those, what there is of this graph
         self._beyond_bytes = 0  # that inductor takes beyond what a plan predicts, as far as it was seen,
         self._beyond_of: tuple[int, ...] = ()  # of the graph without the gradients of these outputs
         self._lowered: dict[tuple[object, ...], LoweredStep] = {}  # halves that inductor has laid out before
@@ -195,10 +199,13 @@ class GraphPlanner:
         own_bytes = peaks.peak_bytes(loss_bytes)
         required, self.planner.required = self.planner.required, None
         found: _Candidate | None = None
-        if required is not None:
-            found = self._tried(job, self._followed(required, graph))
-        elif needed_bytes > target_bytes:
-            found = self._solved(job, needed_bytes)
+        try:
+            if required is not None:
+                found = self._tried(job, self._followed(required, graph))
+            elif needed_bytes > target_bytes:
+                found = self._solved(job, needed_bytes)
+        finally:
+            self.tried = self.layouts.of(graph, self.settings.pins)
         if found is None:
             plan, lost_bytes = self._own_plan(capture, usable_bytes), needed_bytes - own_bytes
             decision = Decision(plan, True, own_bytes, lost_bytes, capture, peaks, own)
@@ -280,14 +287,26 @@ class GraphPlanner:
         """The plan with what inductor makes of it."""
         halves = job.cut(job.capture, plan.schedule)
         step = self._lowered_step(job.capture, halves)
-        planned_bytes = self._planned_bytes(job, plan.schedule)
+        self.layouts.add(self._layout_of(plan))
         if step is None:
+            planned_bytes = self._planned_bytes(job, plan.schedule)
             return _Candidate(plan, halves, None, plan.figures.peak_bytes or 0, planned_bytes)
         peaks = _peaks_of(step, job.capture.graph)
         predicted_bytes = peaks.peak_bytes(job.loss_bytes)
         needed_bytes = self._needed_bytes(job, step, peaks)
-        self._beyond_bytes = needed_bytes - planned_bytes
         return _Candidate(plan, halves, peaks, predicted_bytes, needed_bytes)
+
+    def measured(self, peak_bytes: int, between_bytes: int) -> None:
+        """Note what a step of this plan took, with so much outside of the graph."""
+        decision = self.decision
+        if decision is not None and decision.capture is not None and not decision.by_torch and not self.around.shares:
+            predicted_bytes = self._predicted_bytes(decision, decision.capture, between_bytes)
+            layout = self._layout_of(decision.plan)
+            self.layouts.add(replace(layout, beyond_bytes=peak_bytes - predicted_bytes))
+            self.tried = self.layouts.of(decision.capture.graph, self.settings.pins)
+
+    def _layout_of(self, plan: Plan) -> Layout:
+        return Layout(plan.graph_fingerprint, self.settings.pins, plan.schedule, plan.figures.solver)
 
     def adopt(self, decision: Decision, asked_bytes: int) -> None:
         """Go by `decision`, made here or by another process for the same graph and `asked_bytes`."""
@@ -309,6 +328,9 @@ class GraphPlanner:
         None if torch's own partition has to do, which needs `own_bytes`.
         """
         target_bytes = job.target_bytes
+        proven = self._proven(job)
+        if proven is not None and self.around.correction_bytes > 0:
+            return proven  # the plan before exceeded its prediction, and another one may too
         best: _Candidate | None = None
         tried: list[Plan] = []
         for share in _SHARES:
@@ -317,32 +339,69 @@ class GraphPlanner:
                 break
             tried.append(plan)
             found = self._tried(job, plan)
+            self._beyond_bytes = found.needed_bytes - self._planned_bytes(job, plan.schedule)
             best = found if best is None else min(best, found, key=lambda made: made.rank(target_bytes))
             slack = _SLACK if len(tried) == 1 else _SLACK_AGAIN
             if found.peaks is None or 0 <= target_bytes - found.needed_bytes <= slack * target_bytes:
                 break
         if best is not None and best.predicted_bytes > target_bytes:
-            # A refusal names what inductor makes of the plan with the smallest peak: whoever asks for that gets it.
-            least = self._least(job)
-            if all(least.schedule != other.schedule for other in tried):
-                best = min(best, self._tried(job, least), key=lambda made: made.rank(target_bytes))
+            # A refusal names what inductor makes of one of these: whoever asks for that gets it.
+            best = min(self._laid_out(job), key=lambda made: made.rank(target_bytes))
+        if best is not None and best.predicted_bytes > target_bytes and proven is not None:
+            return proven
         if best is not None and best.needed_bytes >= own_bytes:
             return None
         return best
 
-    def _least(self, job: _Job) -> Plan:
-        """The plan with the smallest peak, whatever inductor makes of it: the same one whenever it is asked for."""
-        graph, notes = job.capture.graph, (*job.capture.notes, *self._notes())
-        planner = Planner(self.settings)
-        key = (graph.fingerprint, self.settings.pins)
-        known = _LEAST.get(key)
-        if known is None:
-            plan = planner.least_memory_plan(graph, job.device, engine=COMPILED, notes=notes)
-            _LEAST[key] = plan.schedule
-            return plan
-        budget_bytes = max(simulate(graph, known).peak_bytes, planner.budget_bytes(graph, job.device))
-        found = Solution(known, Status.FEASIBLE, SMALLEST)
-        return Plan.from_solution(Problem(graph, budget_bytes), found, notes, COMPILED)
+    def _proven(self, job: _Job) -> _Candidate | None:
+        """The fastest plan that was measured to take no more than the budget."""
+        assert self.asked_bytes is not None
+        kept = []
+        for layout in self.layouts.of(job.capture.graph, self.settings.pins):
+            if layout.beyond_bytes is not None:
+                made = self._tried_again(job, layout)
+                kept += [made] if made.needed_bytes + layout.beyond_bytes <= self.asked_bytes else []
+        return min(kept, key=lambda made: made.plan.figures.seconds or 0.0, default=None)
+
+    def _least(self, job: _Job) -> _Candidate:
+        """The plan that inductor lays out smallest, as far as any was tried: the same one whenever it is asked for."""
+        return min(self._laid_out(job), key=lambda made: made.needed_bytes)
+
+    def _laid_out(self, job: _Job) -> list[_Candidate]:
+        """All plans that were tried for the graph, and if none of them fits, others of which one may."""
+        graph, pins = job.capture.graph, self.settings.pins
+        found = [self._tried_again(job, layout) for layout in self.layouts.of(graph, pins)]
+        if all(made.predicted_bytes > job.target_bytes for made in found) and self.layouts.first_search(graph, pins):
+            self._climb(job)
+            found = [self._tried_again(job, layout) for layout in self.layouts.of(graph, pins)]
+        return found
+
+    def _climb(self, job: _Job) -> None:
+        """Try the plan with the smallest peak, and some for larger budgets.
+
+        Inductor computes together what reads the same memory. The more runs again, the more of its results wait for
+        each other, so the plan with the smallest peak may be laid out largest.
+        """
+        graph, device, notes = job.capture.graph, job.device, job.capture.notes
+        settings = replace(self.settings, time_limit=_SHARES[-1] * self.settings.time_limit)
+        smallest = Planner(settings).least_memory_plan(graph, device, engine=COMPILED, notes=notes)
+        if self._tried(job, smallest).peaks is None:  # nobody knows what inductor makes of it
+            return
+        least_bytes, whole_bytes = smallest.figures.peak_bytes or 0, simulate(graph, baseline(graph)).peak_bytes
+        for share in _LADDER:
+            planner = Planner(settings)
+            peak_bytes = least_bytes + int(share * (whole_bytes - least_bytes))
+            planner = Planner(replace(settings, budget=planner.budget_for(peak_bytes, device)))
+            with suppress(BudgetInfeasible):
+                self._tried(job, planner.plan(graph, device, engine=COMPILED, notes=notes, placed=False))
+
+    def _tried_again(self, job: _Job, layout: Layout) -> _Candidate:
+        """A schedule that was tried before, of the graph with what lies around it now."""
+        graph = job.capture.graph
+        peak_bytes = simulate(graph, layout.schedule).peak_bytes
+        problem = Problem(graph, max(peak_bytes, Planner(self.settings).budget_bytes(graph, job.device)))
+        found = Solution(layout.schedule, Status.FEASIBLE, layout.solver)
+        return self._tried(job, Plan.from_solution(problem, found, (*job.capture.notes, *self._notes()), COMPILED))
 
     def _search(self, job: _Job, seconds: float, before: Plan | None) -> Plan | None:
         """A plan that should need the budget with what inductor takes beyond it; `before` it another was tried.
@@ -368,14 +427,14 @@ class GraphPlanner:
             problem = Problem(graph, budget_bytes)
             found = self._near(problem, before.schedule, limit)
             if found is None:
-                return self._least(job)
+                return self._least(job).plan
             return self._with_places(job, Plan.from_solution(problem, found, notes, COMPILED), deadline)
         try:
             plan = planner.plan(graph, device, engine=COMPILED, notes=notes, placed=False)
             return self._with_places(job, plan, deadline)
         except BudgetInfeasible as refusal:
             if before is not None or self.around.shares:
-                return self._least(job)
+                return self._least(job).plan
             if self.lenient:
                 return None
             least_bytes = refusal.feasible_from_bytes or 0
@@ -386,12 +445,11 @@ class GraphPlanner:
             if not least_bytes:
                 raise
             least = self._least(job)
-            if self._least_tried or least_bytes > near_bytes:
-                really_bytes = self._tried(job, least).predicted_bytes
-                if really_bytes > self.asked_bytes - self.around.correction_bytes:
-                    raise self._refusal(refusal) from None
+            too_large = least.predicted_bytes > self.asked_bytes - self.around.correction_bytes
+            if too_large and (self._least_tried or least_bytes > near_bytes):
+                raise self._refusal(refusal, least, device) from None
             self._least_tried = measured
-            return least
+            return least.plan
 
     def _with_places(self, job: _Job, plan: Plan, deadline: Deadline) -> Plan:
         """The plan, or one near it whose tensors have places as far as a schedule tells.
@@ -510,16 +568,16 @@ class GraphPlanner:
             notes.append(f"measured: {size} {sign} than predicted, which the plan counts")
         return tuple(notes)
 
-    def _refusal(self, refusal: BudgetInfeasible) -> BudgetInfeasible:
-        """In terms of the user's own budget."""
-        beyond_bytes = self.around.correction_bytes + self._beyond_bytes
-        if not beyond_bytes or refusal.feasible_from_bytes is None:
+    def _refusal(self, refusal: BudgetInfeasible, least: _Candidate, device: torch.device) -> BudgetInfeasible:
+        """In terms of the user's own budget, and of what inductor makes of the smallest plan."""
+        correction_bytes = self.around.correction_bytes
+        works_bytes = Planner(self.settings).budget_for(least.needed_bytes + correction_bytes, device)
+        if works_bytes == refusal.feasible_from_bytes:
             return refusal
-        works_bytes = refusal.feasible_from_bytes + beyond_bytes
         works = f"{works_bytes} bytes ({format_bytes(works_bytes)})"
         why = f"the smallest that was found to work is {works}, as inductor lays its kernels out"
-        if self.around.correction_bytes:
-            taken = f"{format_bytes(abs(beyond_bytes))} {'more' if beyond_bytes > 0 else 'less'} than planned"
+        if correction_bytes:
+            taken = f"{format_bytes(abs(correction_bytes))} {'more' if correction_bytes > 0 else 'less'} than predicted"
             why = f"inductor was measured to take {taken}; the smallest budget that should work is {works}"
         return BudgetInfeasible(
             f"a budget of {format_bytes(self.asked_bytes or 0)} cannot be kept: {why}.\n"

@@ -8,13 +8,17 @@ import pytest
 import torch
 from torch import nn
 
+from rematch.capture.inductor.copies import traced_name
+from rematch.capture.inductor.peak import StepPeaks, predicted_peaks
 from rematch.capture.inductor.read import COPIES
+from rematch.errors import BudgetInfeasible
 from rematch.execute.compiled.partitioner import Partitioner
 from rematch.graph import Graph, baseline, simulate
 from rematch.graph.generators import gpt
-from rematch.planning import compiled
+from rematch.planning import compiled, planner as planner_module
 from rematch.planning.compiled import Around, GraphPlanner
 from rematch.planning.cuda_allocator import Requests
+from rematch.planning.layouts import Layout, Layouts
 from rematch.planning.plan import Plan
 from rematch.planning.planner import Planner
 from rematch.planning.settings import Settings
@@ -131,6 +135,83 @@ def test_plans_without_places_are_not_laid_out(monkeypatch: pytest.MonkeyPatch) 
     planner.around = Around(between_bytes=0)
     run_partitioned(Net(depth=4), batch(), Partitioner(planner, ()))
     assert laid_out and laid_out[0] <= 1 / (1 + LOST_SHARE)
+
+
+def lay_out_larger_what_runs_again(monkeypatch: pytest.MonkeyPatch, bytes_each: int) -> None:
+    """The more so the more of it there is, as where results wait for each other."""
+
+    def lowered(forward: Any, backward: Any, *, returned: int, dropped: Any = ()) -> StepPeaks:
+        first = {traced_name(node) for node in forward.graph.nodes if node.op == "call_function"}
+        again = sum(traced_name(node) in first for node in backward.graph.nodes if node.op == "call_function")
+        peaks = predicted_peaks(forward, backward, returned=returned, resident_bytes=0, dropped=dropped)
+        return StepPeaks(peaks.forward_bytes, peaks.at_loss_bytes, peaks.backward_bytes + again**2 * bytes_each)
+
+    def with_residents(peaks: StepPeaks, graph: Graph) -> StepPeaks:
+        more = graph.resident_bytes
+        return StepPeaks(peaks.forward_bytes + more, peaks.at_loss_bytes + more, peaks.backward_bytes + more)
+
+    monkeypatch.setattr(compiled, "lower_step", lowered)
+    monkeypatch.setattr(compiled, "_peaks_of", with_residents)
+    monkeypatch.setattr(compiled, "_LAYOUTS", Layouts())
+
+
+def planned_within(budget: str | int, around: Around | None = None) -> GraphPlanner:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    planner = GraphPlanner(Planner(Settings(budget=budget, time_limit=2.0, progress=False)))
+    planner.around = around or Around(between_bytes=0)
+    run_partitioned(Net(depth=4), batch(), Partitioner(planner, ()))
+    return planner
+
+
+def named_by_the_refusal_of(budget: str) -> int:
+    with pytest.raises(Exception, match="smallest that was found to work") as caught:
+        planned_within(budget)
+    refusal = getattr(caught.value, "inner_exception", caught.value)
+    assert isinstance(refusal, BudgetInfeasible) and refusal.feasible_from_bytes is not None
+    return refusal.feasible_from_bytes
+
+
+def test_a_refusal_goes_by_the_plan_that_inductor_lays_out_smallest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is not the one with the smallest peak where inductor takes more the more runs again."""
+    monkeypatch.setattr(planner_module, "_MINIMUM_SECONDS", 1.0)
+    lay_out_larger_what_runs_again(monkeypatch, 15)
+    whole = planned_within("1TiB").decision
+    assert whole is not None and whole.by_torch
+    works_bytes = named_by_the_refusal_of("1KiB")
+    assert works_bytes < 0.95 * whole.predicted_bytes
+    planner = planned_within(works_bytes)
+    assert planner.decision is not None and planner.decision.predicted_bytes <= works_bytes
+
+
+def test_a_plan_that_was_measured_to_keep_the_budget_is_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one exceeded its prediction. A third may too."""
+    monkeypatch.setattr(compiled, "_LAYOUTS", Layouts())
+    first = planned_within("70%")
+    assert first.decision is not None and first.asked_bytes is not None and first.decision.plan.recomputed
+    first.measured(first.asked_bytes - 1000, between_bytes=0)
+    again = planned_within(first.asked_bytes, Around(between_bytes=0, correction_bytes=first.asked_bytes // 20))
+    assert again.decision is not None
+    assert again.decision.plan.schedule == first.decision.plan.schedule
+
+
+def test_what_was_measured_of_a_schedule_stays_known() -> None:
+    graph = gpt(1)
+    layouts, layout = Layouts(), Layout(graph.fingerprint, (), baseline(graph), "a solver", beyond_bytes=5)
+    layouts.add(layout)
+    layouts.add(Layout(graph.fingerprint, (), baseline(graph), "a solver"))
+    assert layouts.of(graph, ()) == (layout,) and layouts.of(graph, ("pinned",)) == ()
+    elsewhere = Layouts()
+    elsewhere.remember(layouts.of(graph, ()))
+    assert elsewhere.of(graph, ()) == (layout,)
+
+
+def test_convolutions_are_planned_with_the_costs_of_a_data_sheet() -> None:
+    """Their arguments in another order go into one operator with a bias that has no order."""
+    layers = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU())
+    planner = GraphPlanner(Planner(Settings(budget="1GiB", device="h100", progress=False)))
+    run_partitioned(layers, torch.randn(4, 1, 8, 8), Partitioner(planner, ()))
+    assert planner.decision is not None
 
 
 @pytest.mark.parametrize("found_from_scratch", [None, Status.FEASIBLE, Status.OPTIMAL])

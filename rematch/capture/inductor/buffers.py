@@ -72,6 +72,10 @@ def find_buffers(joint: GraphModule, *, forward_outputs: int) -> Buffers:
     nodes = list(joint.graph.nodes)
     outputs = tuple(joint.graph.output_node().args[0])  # type: ignore[arg-type]
     calls = [node for node in nodes if node.op != "output"]
+    for node in calls:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and value.layout is not torch.strided:
+            raise CaptureError(f"{node.name} is a sparse tensor, whose size is known only while the graph runs")
     needs_tangent = _needing_tangents(calls)
     found = Buffers(
         joint=joint,

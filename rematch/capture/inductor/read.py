@@ -340,9 +340,10 @@ class _Concrete:
             return torch.empty(value.shape, dtype=value.dtype, device=value.device, memory_format=torch.channels_last)
 
     def _leaf(self, leaf: Any) -> Any:
+        """All tensors are made anew: those of two modes cannot go into one operator."""
         if isinstance(leaf, torch.SymInt):
             return hinted(leaf)
-        if not isinstance(leaf, torch.Tensor) or not _is_symbolic(leaf):
+        if not isinstance(leaf, torch.Tensor):
             return leaf
         shape, stride = ([hinted(size) for size in sizes] for sizes in (leaf.shape, leaf.stride()))
         with self._mode:

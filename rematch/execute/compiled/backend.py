@@ -30,11 +30,12 @@ from rematch.capture.memory import use_expandable_segments
 from rematch.errors import BudgetError, BudgetInfeasible
 from rematch.execute.compaction import Compaction
 from rematch.execute.compiled.ledger import Call, Ledger, SharedStep
-from rematch.execute.compiled.meter import StepMeter
+from rematch.execute.compiled.meter import LossBytes, StepMeter
 from rematch.execute.compiled.notebook import Note, Notebook, graph_key
 from rematch.execute.compiled.order import PlannedOrder
 from rematch.execute.compiled.partitioner import Partitioner, Unrepeatable
 from rematch.execute.compiled.unused import Gradients, Moment, detach_outputs, likely_unused, watch
+from rematch.execute.loss_meter import give_up_measuring
 from rematch.planning.budget import is_share, parse_budget
 from rematch.planning.compiled import Around, Decision, GraphPlanner, OtherGraph
 from rematch.planning.planner import Planner
@@ -95,6 +96,7 @@ class CompiledGraph:
         if not own_memory:
             use_expandable_segments(self.device)
             self._compaction = Compaction()
+        self.loss = LossBytes(self.device)
         self._free = self.planner.free_share(self.device)  # when the graph was first seen
         self._module: GraphModule | None = module  # as long as it may be compiled again
         self._settled = False  # nothing is measured any more
@@ -115,6 +117,7 @@ class CompiledGraph:
     def compile(self) -> None:
         """Have inductor compile the graph with the corrections there are."""
         assert self._module is not None
+        give_up_measuring()  # the loss of a graph that this one follows: planning measures too
         self._again = self._settled = False
         self._steps = 0
         self.compilations += 1
@@ -123,10 +126,11 @@ class CompiledGraph:
             self.planner.lenient = held_bytes > 0
             if self.device.type != "cuda":
                 self.planner.around = replace(self.planner.around, before_bytes=held_bytes)
-        version = (VERSION, __version__)
         options = repr(sorted(self.backend.inductor_options.items()))
-        identity = (*version, _device_name(self.device), options, self.planner.identity, self._free)
-        notebook = Notebook(graph_key(self._module, self._example_inputs, identity))
+        machine = (VERSION, __version__, _device_name(self.device), options)
+        identity = (*machine, self.planner.identity, self._free)
+        notebook = Notebook(*(graph_key(self._module, self._example_inputs, known) for known in (identity, machine)))
+        self.planner.layouts.remember(notebook.tried)
         settled = notebook.settled
         if self.compilations == 1 and settled is not None:
             self.planner.around = settled
@@ -138,19 +142,24 @@ class CompiledGraph:
         if known is not None:
             self.planner.adopt(_noted(known), known.asked_bytes)
         try:
-            asked = self._compile((*identity, str(around)))
-        except Unrepeatable:
-            self._all_used = True
-            self.planner.around = around = replace(around, unused=())
-            asked = self._compile((*identity, str(around)))
-        if not asked and known is None and self._trains:
-            # Inductor has this graph from a run whose notes are gone: have it ask.
-            asked = self._compile((*identity, str(around), time.time_ns()))
+            try:
+                asked = self._compile((*identity, str(around)))
+            except Unrepeatable:
+                self._all_used = True
+                self.planner.around = around = replace(around, unused=())
+                asked = self._compile((*identity, str(around)))
+            if not asked and known is None and self._trains:
+                # Inductor has this graph from a run whose notes are gone: have it ask.
+                asked = self._compile((*identity, str(around), time.time_ns()))
+        finally:
+            notebook.note_tried(self.planner.tried)
         decision = self.planner.decision
         if asked and decision is not None and self.planner.asked_bytes is not None:
             notebook.note(around, _note_of(decision, self.planner.asked_bytes))
         self._notebook = notebook
         self.history.append(f"compilation {self.compilations}: {_described(decision)}, {around}")
+        if decision is not None and decision.capture is not None and decision.capture.returns_loss:
+            self.loss.skip()
         if decision is None:
             self._settle()  # nothing to train, or a graph that cannot be planned
 
@@ -184,6 +193,7 @@ class CompiledGraph:
     def __call__(self, *args: Any) -> Any:
         if self.backend.dry:
             raise Planned
+        give_up_measuring()
         if self._again:
             try:
                 self.compile()
@@ -305,6 +315,9 @@ class CompiledGraph:
             f"{format_bytes(meter.forward_peak_bytes)}, at the loss {format_bytes(at_loss_bytes)}, "
             f"between forward and backward {format_bytes(between_bytes)}"
         )
+        planner.measured(peak_bytes, between_bytes)
+        if self._notebook is not None:
+            self._notebook.note_tried(planner.tried)
         margin_bytes = int(_MARGIN * asked_bytes)
         if self.compilations > 1:  # a tighter plan turned out to exceed its prediction by more: the next one may too
             margin_bytes += max(0, peak_bytes - asked_bytes)

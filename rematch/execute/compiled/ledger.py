@@ -39,7 +39,7 @@ class Call:
         self.given = _storages_of(tensors)
         self.own = _storages_of(own)
         self.gradients = _storages_of([tensor for tensor in own if tensor.is_leaf and tensor.requires_grad])
-        self.meter = StepMeter(graph.device, held_bytes, sum(self.own.values()), self._end)
+        self.meter = StepMeter(graph.device, held_bytes, sum(self.own.values()), self._end, graph.loss)
         self.ended = False
         self._on_end = on_end
 

@@ -3,9 +3,10 @@
 `outputs = meter.forward(run, args)`; after backward, `meter.peak_bytes`
 
 On CUDA the allocator tells, from the start of forward to the end of backward. On CPU a profiler watches forward and
-backward, each by itself, and what is alive around them is added up. Autograd calls us around the graph's own backward
-node, so neither compiled code nor a cache of it is touched. Someone else's profiler leaves nothing to measure with:
-`peak_bytes` stays None, and the next step is another chance.
+backward, each by itself, and what is alive around them is added up. What the loss takes between them is measured in a
+step of its own, for a profiler that watches the loss cannot be stopped before backward has ended. Autograd calls us
+around the graph's own backward node, so neither compiled code nor a cache of it is touched. Someone else's profiler
+leaves nothing to measure with: `peak_bytes` stays None, and the next step is another chance.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 
 from rematch.capture.memory import PeakMemory
+from rematch.execute.loss_meter import LossMeter
 
 _BACKWARD_NODE = "CompiledFunctionBackward"
 _ALIVE = "rematch"  # in the metadata of that node
@@ -29,21 +31,58 @@ class _Alive:
     """Lives as long as a node of autograd's graph."""
 
 
+class LossBytes:
+    """What is taken between forward and backward beside tangents, where no allocator tells: the same in every step."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.measured = 0
+        self._meter = LossMeter(device)
+        self._meter.waiting = device.type != "cuda"
+
+    def forward_ended(self) -> None:
+        """Measure it in this step, unless it is known."""
+        if self._meter.waiting:
+            self._meter.forward_ended()
+
+    def backward_starts(self, tangent_bytes: int) -> bool:
+        """Whether it is measured in this step: then a profiler runs until backward has ended."""
+        if not self._meter.running:
+            return False
+
+        def note(most_bytes: int, _: int) -> None:
+            self.measured = max(0, most_bytes - tangent_bytes)
+
+        self._meter.backward_starts(note)
+        return True
+
+    def skip(self) -> None:
+        """There is nothing to measure."""
+        self._meter.waiting = False
+
+
 class StepMeter:
     """Measures one step. `held_bytes` were saved by other graphs before, `argument_bytes` are parameters and inputs."""
 
-    def __init__(self, device: torch.device, held_bytes: int, argument_bytes: int, on_end: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        held_bytes: int,
+        argument_bytes: int,
+        on_end: Callable[[], None],
+        loss: LossBytes | None = None,
+    ) -> None:
         self.device = device
         self.held_bytes = held_bytes
         self.peak_bytes: int | None = None
         self.saved_bytes = 0  # that forward leaves for backward, and its results
         self.unused: tuple[int, ...] = ()  # places of results that backward had no gradient for
         self.unused_bytes = 0
-        self.between_bytes = 0  # taken between forward and backward beside tangents, as far as an allocator tells
+        self.between_bytes = 0  # taken between forward and backward beside tangents
         self.tangent_bytes = 0
         self.returned_bytes = 0  # of what forward saves, the results that the user has
         self._around_bytes = held_bytes + argument_bytes
         self._on_end = on_end
+        self._loss = loss or LossBytes(device)
         self.forward_peak_bytes = 0
         self._backward: PeakMemory | None = None
         self._handles: list[Any] = []
@@ -99,6 +138,7 @@ class StepMeter:
             node.metadata[_ALIVE] = alive = _Alive()
             self._alive = weakref.ref(alive)
             self._handles = [node.register_prehook(self._starts), node.register_hook(self._ends)]
+            self._loss.forward_ended()
         return outputs
 
     def forget(self) -> None:
@@ -116,7 +156,8 @@ class StepMeter:
         if self.device.type == "cuda":
             peak_bytes = torch.cuda.max_memory_allocated(self.device)
             self.between_bytes = max(0, peak_bytes - self.at_loss_bytes - tangent_bytes)
-        elif not _autograd._profiler_enabled():
+        elif not self._loss.backward_starts(tangent_bytes) and not _autograd._profiler_enabled():
+            self.between_bytes = self._loss.measured
             self._backward = PeakMemory(self.device)
             self._backward.start()
 
@@ -130,7 +171,8 @@ class StepMeter:
             self._backward.stop()
             held_bytes = self.saved_bytes - self._dropped_bytes
             in_backward = held_bytes + self.tangent_bytes + self._backward.peak_bytes
-            self.peak_bytes = self._around_bytes + max(self.forward_peak_bytes, self.saved_bytes, in_backward)
+            in_loss = self.saved_bytes + self.tangent_bytes + self.between_bytes
+            self.peak_bytes = self._around_bytes + max(self.forward_peak_bytes, in_loss, in_backward)
         self._on_end()
 
 

@@ -2,7 +2,8 @@
 
 `Notebook(key).note(around, note)` and, in another process, `Notebook(key).read(around)`
 
-Inductor keeps compiled graphs on disk and does not ask for a partition again; the plan behind it is here.
+Inductor keeps compiled graphs on disk and does not ask for a partition again; the plan behind it is here. So are the
+schedules that were tried for a graph, whatever the budget was: a refusal names a budget that one of them keeps.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch.fx import GraphModule
 from rematch.cache import RecordFolder
 from rematch.capture.cost import describe
 from rematch.planning.compiled import Around
+from rematch.planning.layouts import Layout
 from rematch.planning.plan import Plan
 from rematch.records import from_json
 from rematch.units import format_bytes
@@ -36,6 +38,13 @@ class Note:
     lost_bytes: int = 0
 
 
+@dataclass(frozen=True)
+class Tried:
+    """The schedules that inductor has laid out for a graph, for any budget."""
+
+    layouts: tuple[Layout, ...] = ()
+
+
 def graph_key(module: GraphModule, example_inputs: Sequence[Any], identity: object) -> str:
     """What tells apart graphs that Dynamo traced, and the circumstances they are compiled under."""
     inputs = [describe(given) if isinstance(given, torch.Tensor) else repr(given) for given in example_inputs]
@@ -43,10 +52,15 @@ def graph_key(module: GraphModule, example_inputs: Sequence[Any], identity: obje
 
 
 class Notebook:
-    """The notes of one graph, one for each state of knowledge that it was compiled with."""
+    """The notes of one graph, one for each state of knowledge that it was compiled with.
 
-    def __init__(self, key: str) -> None:
+    `key` is of the graph and all circumstances, `any_budget` leaves out those that only decide which plan is chosen.
+    """
+
+    def __init__(self, key: str, any_budget: str) -> None:
         self._key = key
+        self._any_budget = any_budget
+        self._tried = _folder("compiled-tried", Tried)
         self._notes = _folder("compiled", Note)
         self._settled = _folder("compiled-settled", Around)
 
@@ -58,6 +72,16 @@ class Notebook:
     def settle(self, around: Around) -> None:
         """Start with this the next time."""
         self._settled.put(self._key, around)
+
+    @property
+    def tried(self) -> tuple[Layout, ...]:
+        """Schedules that were tried for the graph."""
+        return (self._tried.get(self._any_budget) or Tried()).layouts
+
+    def note_tried(self, layouts: tuple[Layout, ...]) -> None:
+        """Have them at hand the next time."""
+        if layouts:
+            self._tried.put(self._any_budget, Tried(layouts))
 
     def read(self, around: Around) -> Note | None:
         return self._notes.get(f"{self._key}\n{around}")

@@ -68,7 +68,8 @@ class CompiledRunner(Runner):
             self._backend.dry = False
         raise CaptureError(
             f"{type(self.module).__name__} was not compiled: its forward has no tensor operation to plan, "
-            "or torch.compile is disabled (TORCHDYNAMO_DISABLE, torch._dynamo.config.disable)"
+            "torch.compile leaves all of it to eager mode (as it does with nn.LSTM, nn.GRU and nn.RNN: leave out "
+            "engine= for these), or it is disabled (TORCHDYNAMO_DISABLE, torch._dynamo.config.disable)"
         )
 
     def _kept_bytes(self) -> int:

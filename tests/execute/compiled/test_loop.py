@@ -1,6 +1,7 @@
 """The closed loop: steps are measured, and graphs compiled again until their peak keeps the budget.
 
-Eager kernels stand in for inductor's. They take more memory than fused ones, which the loop has to find out.
+Eager kernels stand in for inductor's. They take more memory than fused ones, which the loop has to find out. How much
+more depends on the plan, so costs are those of a data sheet: measured ones would choose another plan on another day.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from rematch.capture.inductor.lowered import LoweredStep
 from rematch.capture.inductor.read import FusedCapture
 from rematch.execute.compiled.backend import CompiledBackend, CompiledGraph
 from rematch.execute.compiled.meter import StepMeter
-from rematch.planning import planner
+from rematch.planning import compiled as compiled_planning, planner
 from rematch.planning.compiled import Around
+from rematch.planning.layouts import Layouts
 from rematch.planning.planner import Planner
 from rematch.planning.settings import COMPILED, Settings
 from rematch.trial import Trial
@@ -64,10 +66,13 @@ class Stack(nn.Module):
         return self.second(x)
 
 
-def settled(module: nn.Module, budget: int) -> tuple[Trial, CompiledBackend]:
+def settled(
+    module: nn.Module, budget: int, loss: Callable[[torch.Tensor], torch.Tensor] = mean_square
+) -> tuple[Trial, CompiledBackend]:
     """The module under a budget, after the steps that it takes."""
-    backend = CompiledBackend(Planner(Settings(budget=budget, time_limit=1.0, progress=False, engine=COMPILED)))
-    trial = Trial(torch.compile(module, backend=backend, dynamic=False), mean_square)  # type: ignore[arg-type]
+    settings = Settings(budget=budget, time_limit=1.0, progress=False, engine=COMPILED, device="h100")
+    backend = CompiledBackend(Planner(settings))
+    trial = Trial(torch.compile(module, backend=backend, dynamic=False), loss)  # type: ignore[arg-type]
     for _ in range(5):
         trial.step(SAMPLE)
     for _ in range(_MORE_STEPS):  # a step in which nothing could be measured was no chance to correct the plan
@@ -98,6 +103,22 @@ def test_a_budget_is_kept_by_correcting_what_was_predicted_and_remembered() -> N
     assert again.planner.around == graph.planner.around
     assert again.planner.decision is not None and graph.planner.decision is not None
     assert again.planner.decision.plan.schedule == graph.planner.decision.plan.schedule
+
+
+def test_another_process_knows_the_schedules_that_were_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For any budget: a refusal may have named one that only one of them keeps."""
+    known = []
+    module = Stack(4, breaks=False)
+    whole = kept_bytes(module)
+    for share in (0.9, 0.85):
+        monkeypatch.setattr(compiled_planning, "_LAYOUTS", Layouts())
+        torch._dynamo.reset()
+        _, backend = settled(module, int(share * whole))
+        (graph,) = backend.alive()
+        known.append({layout.schedule: layout.beyond_bytes for layout in graph.planner.tried})
+    first, second = known
+    assert any(beyond_bytes is not None for beyond_bytes in first.values())
+    assert first.items() <= second.items()
 
 
 class Convolutions(nn.Module):
@@ -135,6 +156,23 @@ def test_a_smaller_budget_never_gives_a_larger_peak(make: Callable[[], nn.Module
         peaks.append(settled(make(), int(share * whole))[0].peak_bytes(SAMPLE))
         assert peaks[-1] <= share * whole
     assert peaks == sorted(peaks, reverse=True)
+
+
+def long_loss(output: torch.Tensor) -> torch.Tensor:
+    """Keeps several tensors of the output's size for its own backward."""
+    return torch.cat([output.exp().sin().square(), output.tanh().cos().square()], 1).mean()
+
+
+def test_what_the_loss_takes_is_part_of_the_peak() -> None:
+    module = nn.Sequential(Stack(4, breaks=False), nn.Linear(64, 256))
+    trial, _ = settled(module, 2**40, long_loss)
+    whole = trial.peak_bytes(SAMPLE)
+    torch._dynamo.reset()
+    trial, backend = settled(module, int(0.9 * whole), long_loss)
+    (graph,) = backend.alive()
+    assert graph.planner.around.between_bytes
+    assert graph.planner.around.between_bytes > 4 * 256 * 256 * 4
+    assert trial.peak_bytes(SAMPLE) <= 0.9 * whole
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # Dynamo's own, of a graph after a break

@@ -334,6 +334,35 @@ def test_sizes_that_are_known_only_in_a_step_are_named_and_run_as_torch_cuts_the
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-6)
 
 
+def test_a_graph_with_sparse_gradients_runs_as_torch_cuts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def looking_up() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Embedding(64, 32, sparse=True), nn.Linear(32, 32), nn.Tanh())
+
+    use_eager_kernels(monkeypatch)
+    module, plain, tokens = looking_up(), looking_up(), torch.arange(128) % 7
+    ours = torch.compile(module, backend=rematch_backend, options={"budget": "64KiB"})
+    with pytest.warns(UserWarning, match="sparse tensor"):
+        mean_square(ours(tokens)).backward()
+    mean_square(plain(tokens)).backward()
+    for mine, theirs in zip(module.parameters(), plain.parameters(), strict=True):
+        assert mine.grad is not None and theirs.grad is not None
+        torch.testing.assert_close(mine.grad.to_dense(), theirs.grad.to_dense(), rtol=1e-4, atol=1e-6)
+
+
+def test_a_module_that_torch_leaves_to_eager_mode_is_refused_in_words() -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cells = nn.LSTM(32, 32)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.cells(x)[0]
+
+    with pytest.raises(rematch.CaptureError, match=r"as it does with nn\.LSTM"):
+        rematch.remat(Recurrent(), SAMPLE, budget="1GiB", engine="compiled")
+
+
 def test_a_loss_is_refused_in_words() -> None:
     with pytest.raises(rematch.CaptureError, match="takes no loss="):
         rematch.remat(net(), SAMPLE, budget="1GiB", engine="compiled", loss=mean_square)
