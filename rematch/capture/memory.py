@@ -21,7 +21,7 @@ from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 
 _ALLOCATOR_CONF = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # where users say how the allocator works
-_END_MARK = "rematch: the end of what is measured"
+_MARK = "rematch: a moment within what is measured"
 _EXPANDABLE, _SEGMENT_SIZE = "expandable_segments", "large_segment_size_mb"
 _PAGE_MIB = 12  # the smallest multiple of what the driver maps that the allocator takes, so that least is lost in holes
 _ASKED: list[str] = []  # settings that we asked for
@@ -93,13 +93,15 @@ class PeakMemory:
     """Context manager; `peak_bytes` and `end_bytes` are there after it, relative to its start.
 
     On CPU the profiler must be stopped where it was started: autograd's engine puts back the thread's state when it
-    returns, and a profiler that was stopped inside a backward comes back broken. There, `mark` the end and stop later.
+    returns, and a profiler that was stopped inside a backward comes back broken. There, `mark` the moment: once all is
+    measured, `at_mark` has the peak and the end up to it.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.peak_bytes = 0
         self.end_bytes = 0
+        self.at_mark: tuple[int, int] | None = None
         self._recording = False
         self._start_bytes = 0
 
@@ -124,8 +126,8 @@ class PeakMemory:
             self._recording = True
 
     def mark(self) -> None:
-        """On CPU, let what follows until `stop` count no more."""
-        with torch.profiler.record_function(_END_MARK):
+        """On CPU, note what was taken up to now."""
+        with torch.profiler.record_function(_MARK):
             pass
 
     def stop(self) -> None:
@@ -139,8 +141,8 @@ class PeakMemory:
         self._recording = False
         for thread in _disable_profiler_legacy():
             for event in thread:
-                if event.name() == _END_MARK:
-                    break
+                if event.name() == _MARK and self.at_mark is None:
+                    self.at_mark = self.peak_bytes, self.end_bytes
                 if str(event.kind()) == "memory_alloc":
                     self.end_bytes += event.cpu_memory_usage()
                     self.peak_bytes = max(self.peak_bytes, self.end_bytes)

@@ -1,7 +1,8 @@
 """What the user's own loss allocates, measured in the first step between forward's end and backward's start.
 
 `meter.forward_ended()` ... `meter.backward_starts(told)`, where `told` gets the bytes at the highest moment and those
-still there, at once or when backward has ended.
+still there, at once or when backward has ended. `meter.watch_until_backward_ends(told)` measures all that is to come,
+backward included.
 
 On CUDA the allocator's running maximum is read and never reset, for it is the user's. It tells only maxima above all
 earlier ones, which are those that matter. On CPU the profiler records allocations, unless someone else is profiling. It
@@ -29,7 +30,7 @@ _starting = threading.Lock()
 def give_up_measuring() -> None:
     """End a measurement that waits for a backward, which may never come: nothing else can be measured meanwhile."""
     if LossMeter.recording is not None:
-        LossMeter.recording._stop()
+        LossMeter.recording._stop(tell=False)
 
 
 class LossMeter:
@@ -47,6 +48,7 @@ class LossMeter:
         self._engine: Any = None  # autograd's, while ours stands in for it
         self._depth = 0  # of backwards inside others, in that thread
         self._told: Callable[[int, int], None] | None = None
+        self.whole_bytes: int | None = None  # on CPU, the most at once until a backward had ended, unless it failed
         self._allocated = 0
         self._highest = 0
 
@@ -64,6 +66,14 @@ class LossMeter:
         else:
             self._start_profiler()
 
+    def watch_until_backward_ends(self, told: Callable[[int, int], None]) -> bool:
+        """On CPU, watch this thread from now on; `told` gets the same. False where somebody else profiles."""
+        self._stop()
+        self._start_profiler()
+        if self.running:
+            self._told = told
+        return self.running
+
     def _start_profiler(self) -> None:
         """Unless someone profiles, or another measurement is under way."""
         with _starting:
@@ -78,8 +88,8 @@ class LossMeter:
             weakref.finalize(self, _stop_in, self._thread, self._memory)  # also when the program ends before
             self.running = True
 
-    def backward_starts(self, told: Callable[[int, int], None]) -> None:
-        """`told` gets the most bytes at once since `forward_ended`, and those still there; nothing if none knows."""
+    def backward_starts(self, told: Callable[[int, int], None]) -> bool:
+        """`told` gets the most bytes at once since `forward_ended`, and those still there; False if none knows."""
         self.waiting = self.running = False
         if self.device.type == "cuda":
             highest = torch.cuda.max_memory_allocated(self.device)
@@ -88,17 +98,23 @@ class LossMeter:
         elif self._memory is not None and self._thread is threading.current_thread():
             self._memory.mark()
             self._told = told
+        else:
+            return False
+        return True
 
     def _run_backward(self, *args: Any, **kwargs: Any) -> Any:
         own = int(self._thread is threading.current_thread())
         self._depth += own
+        ended = False
         try:
-            return self._engine(*args, **kwargs)
+            result = self._engine(*args, **kwargs)
+            ended = True
+            return result
         finally:
             self._depth -= own
-            self._stop()
+            self._stop(ended=ended)
 
-    def _stop(self) -> None:
+    def _stop(self, *, tell: bool = True, ended: bool = False) -> None:
         """End the profiler, if this is its thread or its thread has ended; else only what all threads see.
 
         Inside a backward of its thread, when that has ended.
@@ -115,8 +131,9 @@ class LossMeter:
         if here or not self._thread.is_alive():
             self._memory = None
             LossMeter.recording = None
-        if here and told is not None:
-            told(memory.peak_bytes, memory.end_bytes)
+        if here and tell and told is not None:
+            self.whole_bytes = memory.peak_bytes if ended else None
+            told(*(memory.at_mark or (memory.peak_bytes, memory.end_bytes)))
 
 
 def _stop_in(thread: threading.Thread, memory: PeakMemory) -> None:

@@ -30,7 +30,7 @@ from rematch.capture.memory import use_expandable_segments
 from rematch.errors import BudgetError, BudgetInfeasible
 from rematch.execute.compaction import Compaction
 from rematch.execute.compiled.ledger import Call, Ledger, SharedStep
-from rematch.execute.compiled.meter import LossBytes, StepMeter
+from rematch.execute.compiled.meter import Outside, StepMeter
 from rematch.execute.compiled.notebook import Note, Notebook, graph_key
 from rematch.execute.compiled.order import PlannedOrder
 from rematch.execute.compiled.partitioner import Partitioner, Unrepeatable
@@ -96,7 +96,7 @@ class CompiledGraph:
         if not own_memory:
             use_expandable_segments(self.device)
             self._compaction = Compaction()
-        self.loss = LossBytes(self.device)
+        self.outside = Outside()
         self._free = self.planner.free_share(self.device)  # when the graph was first seen
         self._module: GraphModule | None = module  # as long as it may be compiled again
         self._settled = False  # nothing is measured any more
@@ -158,8 +158,6 @@ class CompiledGraph:
             notebook.note(around, _note_of(decision, self.planner.asked_bytes))
         self._notebook = notebook
         self.history.append(f"compilation {self.compilations}: {_described(decision)}, {around}")
-        if decision is not None and decision.capture is not None and decision.capture.returns_loss:
-            self.loss.skip()
         if decision is None:
             self._settle()  # nothing to train, or a graph that cannot be planned
 
@@ -193,7 +191,8 @@ class CompiledGraph:
     def __call__(self, *args: Any) -> Any:
         if self.backend.dry:
             raise Planned
-        give_up_measuring()
+        if not self.backend.ledger.whole.running:
+            give_up_measuring()
         if self._again:
             try:
                 self.compile()
@@ -242,6 +241,8 @@ class CompiledGraph:
         if _is_fake(args):
             return self._run(*args)
         ledger = self.backend.ledger
+        if torch.is_grad_enabled() and ledger.whole.includes_next_call():
+            return self._run(*args)
         if not any(call.graph is self for call in ledger.pending):
             self._steps += 1
         if self._steps > _MOST_MEASUREMENTS:
@@ -256,6 +257,9 @@ class CompiledGraph:
     def _call_ended(self, _: Call) -> None:
         calls = self.backend.ledger.complete()
         graphs = {each.graph for each in calls}
+        if len(calls) > 1:
+            for graph in graphs:
+                graph.outside.alone = False
         if any(each.meter.peak_bytes is None for each in calls):
             return
         if any(graph._again or graph.planner.decision is None for graph in graphs):
@@ -271,7 +275,12 @@ class CompiledGraph:
                 first.graph._between_bytes = max(first.graph._between_bytes, taken_bytes)
             calls = [first]
         if len(calls) > 1:
-            self._judge_together(SharedStep(calls))
+            step = SharedStep(calls)
+            if self.device.type == "cuda":
+                self._judge_together(step)
+            else:
+                judge = lambda whole_bytes: self._judge_together(replace(step, whole_bytes=whole_bytes))  # noqa: E731
+                self.backend.ledger.whole.measure_next(len(calls), judge)
         elif calls:
             calls[0].graph._judge(calls[0].meter)
 

@@ -6,10 +6,14 @@ Forward can be in several graphs: after a graph break, where DistributedDataPara
 block of a model is compiled by itself. What all of them save is alive at once. If a step takes more than the budget,
 every call has to save less, by its share of what can be saved at all. A plan is told so in its own terms: what others
 hold before it runs, and what is taken between its forward and its backward.
+
+Between two graphs the model may run operators in eager mode. CUDA's allocator counts what they take; on the CPU one
+more step is measured as a whole.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -17,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
-from rematch.execute.compiled.meter import StepMeter
+from rematch.execute.compiled.meter import StepMeter, is_compiled
+from rematch.execute.loss_meter import LossMeter, give_up_measuring
 from rematch.planning.compiled import Around
 
 if TYPE_CHECKING:
@@ -35,11 +40,14 @@ class Call:
         tensors = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor)]
         # What another graph has computed is among what it holds.
         own = [tensor for tensor in tensors if not held_bytes or tensor.is_leaf]
+        if graph.device.type != "cuda":
+            own += _leaves_behind(tensors)
         self.graph = graph
         self.given = _storages_of(tensors)
         self.own = _storages_of(own)
         self.gradients = _storages_of([tensor for tensor in own if tensor.is_leaf and tensor.requires_grad])
-        self.meter = StepMeter(graph.device, held_bytes, sum(self.own.values()), self._end, graph.loss)
+        self._own = [weakref.ref(tensor) for tensor in own]
+        self.meter = StepMeter(graph.device, held_bytes, sum(self.own.values()), self._end, graph.outside)
         self.ended = False
         self._on_end = on_end
 
@@ -57,12 +65,18 @@ class Call:
         """What forward left: its results, and what backward reads."""
         return self.meter.saved_bytes
 
+    @property
+    def still_there(self) -> _Storages:
+        """Of what it was given and no other graph had computed, what is in memory after the step."""
+        return _storages_of([tensor for reference in self._own if (tensor := reference()) is not None])
+
 
 class Ledger:
     """The calls of the step under way, in the order of their forwards."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
+        self.whole = WholeStep()
 
     @property
     def pending(self) -> list[Call]:
@@ -92,15 +106,58 @@ class Ledger:
         return [call for call in calls if call.ended]
 
 
+class WholeStep:
+    """The peak of a step on the CPU, from its first call to the end of backward, with all that runs between calls."""
+
+    def __init__(self) -> None:
+        self._meter = LossMeter(torch.device("cpu"))
+        self._told: Callable[[int], None] | None = None
+        self._calls = 0  # of the step
+        self._to_come = 0
+
+    @property
+    def running(self) -> bool:
+        """Whether a step is under way that is measured as a whole."""
+        return self._meter.running
+
+    def measure_next(self, calls: int, told: Callable[[int], None]) -> None:
+        """Measure the next step, which is to have so many calls; `told` gets 0 where nothing can be measured."""
+        self._calls, self._told = calls, told
+
+    def includes_next_call(self) -> bool:
+        """Whether the call that is about to run is part of what is measured, and cannot be measured by itself."""
+        if self._told is None:
+            return False
+        if not self.running:
+            self._to_come = self._calls
+            if not self._meter.watch_until_backward_ends(lambda most_bytes, _: self._end(most_bytes)):
+                self._end(0)
+                return False
+        self._to_come -= 1
+        if self._to_come < 0:  # no backward came, or this is another kind of step
+            give_up_measuring()
+            self._told = None
+        return self._to_come >= 0
+
+    def _end(self, peak_bytes: int) -> None:
+        told, self._told = self._told, None
+        if told is not None:
+            told(peak_bytes)
+
+
 @dataclass(frozen=True)
 class SharedStep:
-    """What a complete step of several calls took, measured."""
+    """What a complete step of several calls took, measured: call by call, and perhaps as a whole since it began."""
 
     calls: Sequence[Call]
+    whole_bytes: int = 0
 
     @property
     def peak_bytes(self) -> int:
         """Of the whole step."""
+        if self.whole_bytes:
+            resident = {storage: size for call in self.calls for storage, size in call.still_there.items()}
+            return self.whole_bytes + sum(resident.values())
         return max(self._around_bytes(place) + call.meter.own_peak_bytes for place, call in enumerate(self.calls))
 
     def corrected(self, less_bytes: int) -> dict[CompiledGraph, Around]:
@@ -142,6 +199,20 @@ class SharedStep:
         for counted in call.gradients:
             gradients.pop(counted, None)
         return sum(own.values()) + sum(gradients.values()) + call.meter.held_bytes
+
+
+def _leaves_behind(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Parameters of the operators in eager mode that have computed the arguments of a graph since the graph before."""
+    leaves: list[torch.Tensor] = []
+    waiting: list[Any] = [tensor.grad_fn for tensor in tensors]
+    seen: set[Any] = {None}
+    while waiting:
+        node = waiting.pop()
+        if node not in seen and not is_compiled(node):
+            leaves += [node.variable] if hasattr(node, "variable") else []
+            waiting += [before for before, _ in node.next_functions]
+        seen.add(node)
+    return leaves
 
 
 def _storages_of(tensors: Sequence[torch.Tensor]) -> _Storages:

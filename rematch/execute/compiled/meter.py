@@ -2,11 +2,12 @@
 
 `outputs = meter.forward(run, args)`; after backward, `meter.peak_bytes`
 
-On CUDA the allocator tells, from the start of forward to the end of backward. On CPU a profiler watches forward and
-backward, each by itself, and what is alive around them is added up. What the loss takes between them is measured in a
-step of its own, for a profiler that watches the loss cannot be stopped before backward has ended. Autograd calls us
-around the graph's own backward node, so neither compiled code nor a cache of it is touched. Someone else's profiler
-leaves nothing to measure with: `peak_bytes` stays None, and the next step is another chance.
+On CUDA the allocator tells, from the start of forward to the end of backward. On CPU a profiler watches forward, and
+then all that follows until backward has ended, with what the loss takes between them. Where a step runs through several
+graphs, it watches forward and backward of each, and what is alive around them is added up. Autograd calls us before
+the graph's own backward node and when all of backward has ended, so neither compiled code nor a cache of it is touched.
+(A hook behind the node would keep tangents in memory that compiled code lets go.) Someone else's profiler leaves
+nothing to measure with: `peak_bytes` stays None, and the next step is another chance.
 """
 
 from __future__ import annotations
@@ -31,33 +32,12 @@ class _Alive:
     """Lives as long as a node of autograd's graph."""
 
 
-class LossBytes:
-    """What is taken between forward and backward beside tangents, where no allocator tells: the same in every step."""
+class Outside:
+    """What is known of a step outside of one graph, where no allocator tells."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.measured = 0
-        self._meter = LossMeter(device)
-        self._meter.waiting = device.type != "cuda"
-
-    def forward_ended(self) -> None:
-        """Measure it in this step, unless it is known."""
-        if self._meter.waiting:
-            self._meter.forward_ended()
-
-    def backward_starts(self, tangent_bytes: int) -> bool:
-        """Whether it is measured in this step: then a profiler runs until backward has ended."""
-        if not self._meter.running:
-            return False
-
-        def note(most_bytes: int, _: int) -> None:
-            self.measured = max(0, most_bytes - tangent_bytes)
-
-        self._meter.backward_starts(note)
-        return True
-
-    def skip(self) -> None:
-        """There is nothing to measure."""
-        self._meter.waiting = False
+    def __init__(self) -> None:
+        self.between_bytes = 0  # taken between forward and backward beside tangents: the same in every step
+        self.alone = True  # no other graph has been seen in the step, so the rest of it can be measured in one piece
 
 
 class StepMeter:
@@ -69,7 +49,7 @@ class StepMeter:
         held_bytes: int,
         argument_bytes: int,
         on_end: Callable[[], None],
-        loss: LossBytes | None = None,
+        outside: Outside | None = None,
     ) -> None:
         self.device = device
         self.held_bytes = held_bytes
@@ -82,7 +62,8 @@ class StepMeter:
         self.returned_bytes = 0  # of what forward saves, the results that the user has
         self._around_bytes = held_bytes + argument_bytes
         self._on_end = on_end
-        self._loss = loss or LossBytes(device)
+        self._outside = outside or Outside()
+        self._rest: LossMeter | None = None  # of the step, after forward
         self.forward_peak_bytes = 0
         self._backward: PeakMemory | None = None
         self._handles: list[Any] = []
@@ -137,8 +118,14 @@ class StepMeter:
             self._returned = [(StorageWeakRef(storage), storage.nbytes()) for storage in storages.values()]
             node.metadata[_ALIVE] = alive = _Alive()
             self._alive = weakref.ref(alive)
-            self._handles = [node.register_prehook(self._starts), node.register_hook(self._ends)]
-            self._loss.forward_ended()
+            self._handles = [node.register_prehook(self._starts)]
+            if self.device.type == "cuda":
+                return outputs
+            if self._outside.alone:
+                self._rest = LossMeter(self.device)
+                self._rest.forward_ended()
+            else:
+                self._handles.append(node.register_hook(self._ends))
         return outputs
 
     def forget(self) -> None:
@@ -156,10 +143,17 @@ class StepMeter:
         if self.device.type == "cuda":
             peak_bytes = torch.cuda.max_memory_allocated(self.device)
             self.between_bytes = max(0, peak_bytes - self.at_loss_bytes - tangent_bytes)
-        elif not self._loss.backward_starts(tangent_bytes) and not _autograd._profiler_enabled():
-            self.between_bytes = self._loss.measured
+        elif self._outside.alone:
+            if self._rest is not None and self._rest.running:
+                self._outside.alone = self._rest.backward_starts(self._step_ended)  # not where another thread calls us
+                if self._outside.alone:
+                    return
+        elif not _autograd._profiler_enabled():
+            self.between_bytes = self._outside.between_bytes
             self._backward = PeakMemory(self.device)
             self._backward.start()
+        if len(self._handles) == 1:
+            _autograd.Variable._execution_engine.queue_callback(self._ends)
 
     def _ends(self, *_: Any) -> None:
         self.forget()
@@ -175,6 +169,21 @@ class StepMeter:
             self.peak_bytes = self._around_bytes + max(self.forward_peak_bytes, in_loss, in_backward)
         self._on_end()
 
+    def _step_ended(self, loss_bytes: int, _: int) -> None:
+        assert self._rest is not None
+        self.between_bytes = self._outside.between_bytes = max(0, loss_bytes - self.tangent_bytes)
+        if self._rest.whole_bytes is not None:
+            rest_bytes = self.saved_bytes + self._rest.whole_bytes
+            self.peak_bytes = self._around_bytes + max(self.forward_peak_bytes, rest_bytes)
+        self._rest = None
+        self.forget()
+        self._on_end()
+
+
+def is_compiled(node: Any) -> bool:
+    """Whether a node of autograd's graph is the backward of a compiled graph."""
+    return type(node).__name__ == _BACKWARD_NODE
+
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
@@ -189,7 +198,7 @@ def _backward_nodes(outputs: Any) -> Iterator[Any]:
         if node is None or node in seen:
             continue
         seen.add(node)
-        if type(node).__name__ == _BACKWARD_NODE:
+        if is_compiled(node):
             yield node
         elif len(seen) < 64:
             waiting += [following for following, _ in node.next_functions]

@@ -175,6 +175,33 @@ def test_what_the_loss_takes_is_part_of_the_peak() -> None:
     assert trial.peak_bytes(SAMPLE) <= 0.9 * whole
 
 
+class EagerBetween(Stack):
+    """Two graphs, between which eager mode keeps four tensors of the input's size for each of its rounds."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(run_eagerly(self.first(x)))
+
+
+@torch._dynamo.disable  # type: ignore[untyped-decorator]
+def run_eagerly(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(4):
+        x = x + torch.cat([x, x, x, x], 1).sin().unflatten(1, (4, -1)).sum(1)
+    return x
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # Dynamo's own, of a graph after a break
+def test_what_runs_in_eager_mode_between_graphs_is_part_of_the_peak() -> None:
+    whole = kept_bytes(EagerBetween(6, breaks=False))
+    torch._dynamo.reset()
+    budget = int(0.85 * whole)
+    trial, backend = settled(EagerBetween(6, breaks=False), budget)
+    assert len(list(backend.alive())) == 2
+    assert trial.peak_bytes(SAMPLE) <= budget
+    torch._dynamo.reset()
+    with pytest.raises(rematch.BudgetInfeasible, match="by the 2 graphs that a step runs through"):
+        settled(EagerBetween(6, breaks=False), whole // 3)[0].step(SAMPLE)
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # Dynamo's own, of a graph after a break
 def test_graphs_of_one_model_share_the_budget() -> None:
     whole = kept_bytes(Stack(6, breaks=True))
