@@ -12,7 +12,6 @@ import pytest
 import torch
 import torch._inductor.compile_fx
 import torch._inductor.config
-from functorch.compile import make_boxed_func
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.compile_utils import fx_graph_cse
@@ -24,6 +23,7 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule
+from torch.fx.graph import _BoxedCodeGen
 
 import rematch.planning.compiled
 
@@ -53,11 +53,16 @@ def run_partitioned(
 
 
 def _run_as_it_is(graph: GraphModule, _: Sequence[Any]) -> Any:
-    def run(*args: Any) -> Any:
-        assert FakeTensor not in map(type, args), "inductor's kernels need tensors with memory"
-        return graph.forward(*args)
+    """Like inductor's code, it takes a list and lets go of what it has read for the last time."""
+    graph.graph.set_codegen(_BoxedCodeGen())
+    graph.recompile()
 
-    return make_boxed_func(run)
+    def run(args: list[Any]) -> Any:
+        assert FakeTensor not in map(type, args), "inductor's kernels need tensors with memory"
+        return graph.forward(args)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
 
 
 def _backend() -> Any:

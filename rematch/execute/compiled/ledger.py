@@ -40,13 +40,14 @@ class Call:
         tensors = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor)]
         # What another graph has computed is among what it holds.
         own = [tensor for tensor in tensors if not held_bytes or tensor.is_leaf]
+        self._leaves: list[tuple[weakref.ref[torch.Tensor], int]] = []  # where no allocator tells
         if graph.device.type != "cuda":
             own += _leaves_behind(tensors)
+            self._leaves = [(weakref.ref(tensor), tensor.nbytes) for tensor in own if tensor.is_leaf]
         self.graph = graph
         self.given = _storages_of(tensors)
         self.own = _storages_of(own)
         self.gradients = _storages_of([tensor for tensor in own if tensor.is_leaf and tensor.requires_grad])
-        self._own = [weakref.ref(tensor) for tensor in own]
         self.meter = StepMeter(graph.device, held_bytes, sum(self.own.values()), self._end, graph.outside)
         self.ended = False
         self._on_end = on_end
@@ -66,9 +67,10 @@ class Call:
         return self.meter.saved_bytes
 
     @property
-    def still_there(self) -> _Storages:
-        """Of what it was given and no other graph had computed, what is in memory after the step."""
-        return _storages_of([tensor for reference in self._own if (tensor := reference()) is not None])
+    def gathered_bytes(self) -> int:
+        """On the CPU, of parameters that FSDP gathers around the call: they are without memory after the step."""
+        there = ((leaf, size) for reference, size in self._leaves if (leaf := reference()) is not None)
+        return sum(size for leaf, size in there if not leaf.untyped_storage().nbytes())
 
 
 class Ledger:
@@ -154,11 +156,15 @@ class SharedStep:
 
     @property
     def peak_bytes(self) -> int:
-        """Of the whole step."""
-        if self.whole_bytes:
-            resident = {storage: size for call in self.calls for storage, size in call.still_there.items()}
-            return self.whole_bytes + sum(resident.values())
-        return max(self._around_bytes(place) + call.meter.own_peak_bytes for place, call in enumerate(self.calls))
+        """Of the whole step.
+
+        What FSDP gathers before the step's first call and lets go inside would be missing from the whole.
+        """
+        gathered_bytes = max(call.gathered_bytes for call in self.calls)
+        if self.whole_bytes and not gathered_bytes:
+            return self.whole_bytes + sum(self._given.values())
+        parts = (self._around_bytes(place) + call.meter.own_peak_bytes for place, call in enumerate(self.calls))
+        return gathered_bytes + max(parts)
 
     def corrected(self, less_bytes: int) -> dict[CompiledGraph, Around]:
         """What each graph has to plan with, so that all calls together save so many bytes less."""
@@ -190,15 +196,17 @@ class SharedStep:
         call = self.calls[place]
         if call.meter.device.type == "cuda":
             return call.meter.around_bytes
-        own: _Storages = {}
         gradients: _Storages = {}
-        for other in self.calls:
-            own.update(other.own)
         for later in self.calls[place + 1 :]:
             gradients.update(later.gradients)
         for counted in call.gradients:
             gradients.pop(counted, None)
-        return sum(own.values()) + sum(gradients.values()) + call.meter.held_bytes
+        return sum(self._given.values()) + sum(gradients.values()) + call.meter.held_bytes
+
+    @property
+    def _given(self) -> _Storages:
+        """To all calls, beside what other calls have computed."""
+        return {storage: size for call in self.calls for storage, size in call.own.items()}
 
 
 def _leaves_behind(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -150,7 +150,7 @@ def test_a_bucket_runs_with_fake_tensors_though_the_guard_of_an_earlier_one_dies
 def test_graphs_that_cannot_share_a_budget_name_the_least_that_was_measured() -> None:
     whole = kept_bytes(blocks)
     with pytest.raises(rematch.BudgetInfeasible, match="2 graphs that a step runs through") as refusal:
-        settled(blocks, int(0.4 * whole))
+        settled(blocks, int(0.4 * whole))[0].step(SAMPLE)
     least = refusal.value.feasible_from_bytes
     assert least is not None and least < whole
     assert settled(blocks, least)[0].peak_bytes(SAMPLE) <= least

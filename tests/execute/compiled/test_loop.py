@@ -175,6 +175,22 @@ def test_what_the_loss_takes_is_part_of_the_peak() -> None:
     assert trial.peak_bytes(SAMPLE) <= 0.9 * whole
 
 
+def test_the_measured_peak_is_that_of_steps_that_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where backward lets go of its tangents before its own peak."""
+    judge, measured = CompiledGraph._judge, []
+
+    def noting(graph: CompiledGraph, meter: StepMeter) -> None:
+        measured.append((meter.peak_bytes, meter.tangent_bytes))
+        judge(graph, meter)
+
+    monkeypatch.setattr(CompiledGraph, "_judge", noting)
+    wide = (nn.Linear(64, 1024), nn.GELU(), nn.Linear(1024, 1024), nn.GELU(), nn.Linear(1024, 64))
+    trial, _ = settled(nn.Sequential(*wide), 2**40)
+    ((peak_bytes, tangent_bytes),) = measured
+    assert tangent_bytes == SAMPLE.nbytes
+    assert peak_bytes == pytest.approx(trial.peak_bytes(SAMPLE), abs=64)
+
+
 class EagerBetween(Stack):
     """Two graphs, between which eager mode keeps four tensors of the input's size for each of its rounds."""
 

