@@ -17,6 +17,7 @@ import rematch
 from rematch.capture.inductor.lowered import LoweredStep
 from rematch.capture.inductor.read import FusedCapture
 from rematch.execute.compiled.backend import CompiledBackend, CompiledGraph
+from rematch.execute.compiled.ledger import SharedStep
 from rematch.execute.compiled.meter import StepMeter
 from rematch.planning import compiled as compiled_planning, planner
 from rematch.planning.compiled import Around
@@ -192,30 +193,42 @@ def test_the_measured_peak_is_that_of_steps_that_are_not_measured(monkeypatch: p
 
 
 class EagerBetween(Stack):
-    """Two graphs, between which eager mode keeps four tensors of the input's size for each of its rounds."""
+    """Two graphs, between which eager mode runs a layer with parameters of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(6, breaks=False)
+        self.between = nn.Sequential(nn.Linear(64, 512), nn.GELU(), nn.Linear(512, 64))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.second(run_eagerly(self.first(x)))
+        return self.second(run_eagerly(self.between, self.first(x)))
 
 
 @torch._dynamo.disable  # type: ignore[untyped-decorator]
-def run_eagerly(x: torch.Tensor) -> torch.Tensor:
-    for _ in range(4):
-        x = x + torch.cat([x, x, x, x], 1).sin().unflatten(1, (4, -1)).sum(1)
-    return x
+def run_eagerly(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return x + module(x).sin()
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # Dynamo's own, of a graph after a break
-def test_what_runs_in_eager_mode_between_graphs_is_part_of_the_peak() -> None:
-    whole = kept_bytes(EagerBetween(6, breaks=False))
+def test_what_runs_in_eager_mode_between_graphs_is_part_of_the_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    judge, measured = CompiledGraph._judge_together, []
+
+    def noting(graph: CompiledGraph, step: SharedStep) -> None:
+        measured.append(step.peak_bytes)
+        judge(graph, step)
+
+    monkeypatch.setattr(CompiledGraph, "_judge_together", noting)
+    whole = kept_bytes(EagerBetween())
     torch._dynamo.reset()
     budget = int(0.85 * whole)
-    trial, backend = settled(EagerBetween(6, breaks=False), budget)
+    trial, backend = settled(EagerBetween(), budget)
     assert len(list(backend.alive())) == 2
-    assert trial.peak_bytes(SAMPLE) <= budget
+    peak_bytes = trial.peak_bytes(SAMPLE)
+    assert peak_bytes <= budget
+    assert measured[0] == pytest.approx(whole, abs=64)
+    assert measured[-1] == pytest.approx(peak_bytes, abs=64)
     torch._dynamo.reset()
     with pytest.raises(rematch.BudgetInfeasible, match="by the 2 graphs that a step runs through"):
-        settled(EagerBetween(6, breaks=False), whole // 3)[0].step(SAMPLE)
+        settled(EagerBetween(), whole // 3)[0].step(SAMPLE)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # Dynamo's own, of a graph after a break
