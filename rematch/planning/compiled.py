@@ -104,7 +104,7 @@ class _Candidate:
         Longer steps are taken so that all tensors have places, but not for a sliver of memory.
         """
         if self.predicted_bytes > target_bytes:
-            return True, self.predicted_bytes
+            return True, self.predicted_bytes - target_bytes
         excess = max(0.0, self.needed_bytes / target_bytes - 1)
         return False, (self.plan.figures.seconds or 0.0) * (1 + _WORTH_A_PLACE * excess)
 
@@ -142,7 +142,6 @@ class GraphPlanner:
         self.placed = placed
         self.lenient = False
         self.decision: Decision | None = None
-        self._least_tried = False  # the plan of the smallest peak, after another one took more than was predicted
         self.layouts = _LAYOUTS
         self.tried: tuple[Layout, ...] = ()  # of those, what there is of this graph
         self._beyond_bytes = 0  # that inductor takes beyond what a plan predicts, as far as it was seen,
@@ -346,9 +345,9 @@ class GraphPlanner:
                 break
         if best is not None and best.predicted_bytes > target_bytes:
             # A refusal names what inductor makes of one of these: whoever asks for that gets it.
-            best = min(self._laid_out(job), key=lambda made: made.rank(target_bytes))
-        if best is not None and best.predicted_bytes > target_bytes and proven is not None:
-            return proven
+            best = min(self._laid_out(job), key=lambda made: made.rank(self._target_of(made, job)))
+            if best.predicted_bytes > self._target_of(best, job) and proven is not None:
+                return proven
         if best is not None and best.needed_bytes >= own_bytes:
             return None
         return best
@@ -356,16 +355,24 @@ class GraphPlanner:
     def _proven(self, job: _Job) -> _Candidate | None:
         """The fastest plan that was measured to take no more than the budget."""
         assert self.asked_bytes is not None
-        kept = []
-        for layout in self.layouts.of(job.capture.graph, self.settings.pins):
-            if layout.beyond_bytes is not None:
-                made = self._tried_again(job, layout)
-                kept += [made] if made.needed_bytes + layout.beyond_bytes <= self.asked_bytes else []
-        return min(kept, key=lambda made: made.plan.figures.seconds or 0.0, default=None)
+        known = [layout for layout in self.layouts.of(job.capture.graph, self.settings.pins) if layout.is_measured]
+        made = [self._tried_again(job, layout) for layout in known]
+        kept = [each for each in made if each.needed_bytes <= self._target_of(each, job)]
+        return min(kept, key=lambda each: each.plan.figures.seconds or 0.0, default=None)
 
     def _least(self, job: _Job) -> _Candidate:
-        """The plan that inductor lays out smallest, as far as any was tried: the same one whenever it is asked for."""
-        return min(self._laid_out(job), key=lambda made: made.needed_bytes)
+        """The plan that needs least, as far as any was tried: the same one whenever it is asked for."""
+        return min(self._laid_out(job), key=lambda made: made.needed_bytes - self._target_of(made, job))
+
+    def _target_of(self, made: _Candidate, job: _Job) -> int:
+        """What the plan may be predicted to take: by its own steps where it was measured, else by those of others."""
+        assert self.asked_bytes is not None
+        beyond_bytes = self._beyond(made)
+        return job.target_bytes if beyond_bytes is None else self.asked_bytes - beyond_bytes
+
+    def _beyond(self, made: _Candidate) -> int | None:
+        """By how much a step of this plan was measured to exceed its prediction."""
+        return self.layouts.measured(self._layout_of(made.plan))
 
     def _laid_out(self, job: _Job) -> list[_Candidate]:
         """All plans that were tried for the graph, and if none of them fits, others of which one may."""
@@ -438,17 +445,17 @@ class GraphPlanner:
             if self.lenient:
                 return None
             least_bytes = refusal.feasible_from_bytes or 0
+            if not least_bytes:
+                raise
             # Library kernels may need less workspace than in eager mode, and results other than the loss may have no
             # gradients: measuring will tell. What was measured of one plan need not hold for a tighter one, so that one
             # is measured too before the budget is refused.
-            near_bytes = self.asked_bytes if measured else int(_NEAR * self.asked_bytes)
-            if not least_bytes:
-                raise
             least = self._least(job)
-            too_large = least.predicted_bytes > self.asked_bytes - self.around.correction_bytes
-            if too_large and (self._least_tried or least_bytes > near_bytes):
-                raise self._refusal(refusal, least, device) from None
-            self._least_tried = measured
+            beyond_bytes = self._beyond(least)
+            more_bytes = self.around.correction_bytes if beyond_bytes is None else beyond_bytes
+            is_known = beyond_bytes is not None or least_bytes > _NEAR * self.asked_bytes
+            if is_known and least.predicted_bytes + more_bytes > self.asked_bytes:
+                raise self._refusal(refusal, least, more_bytes, device) from None
             return least.plan
 
     def _with_places(self, job: _Job, plan: Plan, deadline: Deadline) -> Plan:
@@ -568,16 +575,17 @@ class GraphPlanner:
             notes.append(f"measured: {size} {sign} than predicted, which the plan counts")
         return tuple(notes)
 
-    def _refusal(self, refusal: BudgetInfeasible, least: _Candidate, device: torch.device) -> BudgetInfeasible:
-        """In terms of the user's own budget, and of what inductor makes of the smallest plan."""
-        correction_bytes = self.around.correction_bytes
-        works_bytes = Planner(self.settings).budget_for(least.needed_bytes + correction_bytes, device)
+    def _refusal(
+        self, refusal: BudgetInfeasible, least: _Candidate, more_bytes: int, device: torch.device
+    ) -> BudgetInfeasible:
+        """In terms of the user's own budget, and of what inductor makes of the smallest plan, measured or not."""
+        works_bytes = Planner(self.settings).budget_for(least.needed_bytes + more_bytes, device)
         if works_bytes == refusal.feasible_from_bytes:
             return refusal
         works = f"{works_bytes} bytes ({format_bytes(works_bytes)})"
         why = f"the smallest that was found to work is {works}, as inductor lays its kernels out"
-        if correction_bytes:
-            taken = f"{format_bytes(abs(correction_bytes))} {'more' if correction_bytes > 0 else 'less'} than predicted"
+        if more_bytes:
+            taken = f"{format_bytes(abs(more_bytes))} {'more' if more_bytes > 0 else 'less'} than predicted"
             why = f"inductor was measured to take {taken}; the smallest budget that should work is {works}"
         return BudgetInfeasible(
             f"a budget of {format_bytes(self.asked_bytes or 0)} cannot be kept: {why}.\n"

@@ -30,6 +30,11 @@ class Layout:
     solver: str
     beyond_bytes: int | None = None
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether a step of it was."""
+        return self.beyond_bytes is not None
+
 
 class Layouts:
     """Those of all graphs, the last one last."""
@@ -42,20 +47,28 @@ class Layouts:
         """Those of one graph."""
         return tuple(self._known.get((graph.fingerprint, pins), ()))
 
+    def measured(self, layout: Layout) -> int | None:
+        """The bytes beyond its prediction that are known of this schedule."""
+        same = self._same(layout)
+        return None if same is None else same.beyond_bytes
+
     def add(self, layout: Layout) -> None:
         """Keep a layout. What was measured of it before stays if it says nothing new."""
-        key = layout.fingerprint, layout.pins
-        found = self._known.get(key, [])
-        same = next((known for known in found if known.schedule == layout.schedule), None)
-        if same is not None and layout.beyond_bytes is None:
+        same = self._same(layout)
+        if same is not None and not layout.is_measured:
             layout = replace(layout, beyond_bytes=same.beyond_bytes)
-        self._known[key] = [*(known for known in found if known is not same), layout][-_MOST:]
+        key = layout.fingerprint, layout.pins
+        others = [known for known in self._known.get(key, ()) if known is not same]
+        self._known[key] = [*others, layout][-_MOST:]
+
+    def _same(self, layout: Layout) -> Layout | None:
+        known = self._known.get((layout.fingerprint, layout.pins), ())
+        return next((other for other in known if other.schedule == layout.schedule), None)
 
     def remember(self, layouts: Iterable[Layout]) -> None:
         """Take over what another process knows, unless it is known here."""
         for layout in layouts:
-            known = self._known.get((layout.fingerprint, layout.pins), [])
-            if all(other.schedule != layout.schedule for other in known):
+            if self._same(layout) is None:
                 self.add(layout)
 
     def first_search(self, graph: Graph, pins: tuple[str, ...]) -> bool:

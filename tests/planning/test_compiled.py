@@ -134,7 +134,7 @@ def test_plans_without_places_are_not_laid_out(monkeypatch: pytest.MonkeyPatch) 
     planner = GraphPlanner(Planner(Settings(budget="70%", progress=False)))
     planner.around = Around(between_bytes=0)
     run_partitioned(Net(depth=4), batch(), Partitioner(planner, ()))
-    assert laid_out and laid_out[0] <= 1 / (1 + LOST_SHARE)
+    assert laid_out and laid_out[0] <= 1 / (1 + LOST_SHARE) + 0.001
 
 
 def lay_out_larger_what_runs_again(monkeypatch: pytest.MonkeyPatch, bytes_each: int) -> None:
@@ -158,7 +158,7 @@ def lay_out_larger_what_runs_again(monkeypatch: pytest.MonkeyPatch, bytes_each: 
 def planned_within(budget: str | int, around: Around | None = None) -> GraphPlanner:
     torch._dynamo.reset()
     torch.manual_seed(0)
-    planner = GraphPlanner(Planner(Settings(budget=budget, time_limit=2.0, progress=False)))
+    planner = GraphPlanner(Planner(Settings(budget=budget, time_limit=8.0, progress=False)))
     planner.around = around or Around(between_bytes=0)
     run_partitioned(Net(depth=4), batch(), Partitioner(planner, ()))
     return planner
