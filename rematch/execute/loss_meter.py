@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd.graph import GradientEdge
 
 from rematch.capture.memory import PeakMemory
 
@@ -48,7 +49,8 @@ class LossMeter:
         self._engine: Any = None  # autograd's, while ours stands in for it
         self._depth = 0  # of backwards inside others, in that thread
         self._told: Callable[[int, int], None] | None = None
-        self.whole_bytes: int | None = None  # on CPU, the most at once until a backward had ended, unless it failed
+        self.whole_bytes: int | None = None  # on CPU, the most at once until a backward had ended, unless it failed,
+        self.leaves: list[torch.Tensor] = []  # and the parameters that it was for
         self._allocated = 0
         self._highest = 0
 
@@ -106,6 +108,8 @@ class LossMeter:
         own = int(self._thread is threading.current_thread())
         self._depth += own
         ended = False
+        if own and self._depth == 1:
+            self.leaves = _leaves_behind(args[0])
         try:
             result = self._engine(*args, **kwargs)
             ended = True
@@ -134,6 +138,18 @@ class LossMeter:
         if here and tell and told is not None:
             self.whole_bytes = memory.peak_bytes if ended else None
             told(*(memory.at_mark or (memory.peak_bytes, memory.end_bytes)))
+        self.leaves = []
+
+
+def _leaves_behind(roots: Sequence[torch.Tensor | GradientEdge]) -> list[torch.Tensor]:
+    """The parameters that the roots of a backward were computed from."""
+    waiting: list[Any] = [root.node if isinstance(root, GradientEdge) else root.grad_fn for root in roots]
+    seen: set[Any] = {None}
+    while waiting:
+        node = waiting.pop()
+        waiting += [] if node in seen else [before for before, _ in node.next_functions]
+        seen.add(node)
+    return [node.variable for node in seen if hasattr(node, "variable")]
 
 
 def _stop_in(thread: threading.Thread, memory: PeakMemory) -> None:

@@ -30,7 +30,7 @@ from rematch.capture.memory import use_expandable_segments
 from rematch.errors import BudgetError, BudgetInfeasible
 from rematch.execute.compaction import Compaction
 from rematch.execute.compiled.ledger import Call, Ledger, SharedStep
-from rematch.execute.compiled.meter import Outside, StepMeter
+from rematch.execute.compiled.meter import Outside, StepMeter, Storages
 from rematch.execute.compiled.notebook import Note, Notebook, graph_key
 from rematch.execute.compiled.order import PlannedOrder
 from rematch.execute.compiled.partitioner import Partitioner, Unrepeatable
@@ -279,10 +279,13 @@ class CompiledGraph:
             if self.device.type == "cuda":
                 self._judge_together(step)
             else:
-                judge = lambda whole_bytes: self._judge_together(replace(step, whole_bytes=whole_bytes))  # noqa: E731
-                self.backend.ledger.whole.measure_next(len(calls), judge)
+                self.backend.ledger.whole.measure_next(len(calls), partial(self._judge_whole, step))
         elif calls:
             calls[0].graph._judge(calls[0].meter)
+
+    def _judge_whole(self, step: SharedStep, whole_bytes: int, leaves: Storages) -> None:
+        """Judge a step that was measured call by call, and then as a whole."""
+        self._judge_together(replace(step, whole_bytes=whole_bytes, leaves=leaves))
 
     def _judge_together(self, step: SharedStep) -> None:
         """Keep the compilations of several calls, or have all of them compiled again so that they share the budget."""

@@ -15,20 +15,18 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from rematch.execute.compiled.meter import StepMeter, is_compiled
+from rematch.execute.compiled.meter import StepMeter, Storages, storages_of
 from rematch.execute.loss_meter import LossMeter, give_up_measuring
 from rematch.planning.compiled import Around
 
 if TYPE_CHECKING:
     from rematch.execute.compiled.backend import CompiledGraph
-
-_Storages = dict[int, int]  # bytes of each
 
 
 class Call:
@@ -42,13 +40,12 @@ class Call:
         own = [tensor for tensor in tensors if not held_bytes or tensor.is_leaf]
         self._leaves: list[tuple[weakref.ref[torch.Tensor], int]] = []  # where no allocator tells
         if graph.device.type != "cuda":
-            own += _leaves_behind(tensors)
             self._leaves = [(weakref.ref(tensor), tensor.nbytes) for tensor in own if tensor.is_leaf]
         self.graph = graph
-        self.given = _storages_of(tensors)
-        self.own = _storages_of(own)
-        self.gradients = _storages_of([tensor for tensor in own if tensor.is_leaf and tensor.requires_grad])
-        self.meter = StepMeter(graph.device, held_bytes, sum(self.own.values()), self._end, graph.outside)
+        self.given = storages_of(tensors)
+        self.own = storages_of(own)
+        self.gradients = storages_of([tensor for tensor in own if tensor.is_leaf and tensor.requires_grad])
+        self.meter = StepMeter(graph.device, held_bytes, self.own, self._end, graph.outside)
         self.ended = False
         self._on_end = on_end
 
@@ -113,7 +110,7 @@ class WholeStep:
 
     def __init__(self) -> None:
         self._meter = LossMeter(torch.device("cpu"))
-        self._told: Callable[[int], None] | None = None
+        self._told: Callable[[int, Storages], None] | None = None
         self._calls = 0  # of the step
         self._to_come = 0
 
@@ -122,8 +119,11 @@ class WholeStep:
         """Whether a step is under way that is measured as a whole."""
         return self._meter.running
 
-    def measure_next(self, calls: int, told: Callable[[int], None]) -> None:
-        """Measure the next step, which is to have so many calls; `told` gets 0 where nothing can be measured."""
+    def measure_next(self, calls: int, told: Callable[[int, Storages], None]) -> None:
+        """Measure the next step, which is to have so many calls.
+
+        `told` gets what it takes, and the parameters that it is for; 0 where nothing can be measured.
+        """
         self._calls, self._told = calls, told
 
     def includes_next_call(self) -> bool:
@@ -144,7 +144,7 @@ class WholeStep:
     def _end(self, peak_bytes: int) -> None:
         told, self._told = self._told, None
         if told is not None:
-            told(peak_bytes)
+            told(peak_bytes, storages_of(self._meter.leaves))
 
 
 @dataclass(frozen=True)
@@ -153,6 +153,7 @@ class SharedStep:
 
     calls: Sequence[Call]
     whole_bytes: int = 0
+    leaves: Storages = field(default_factory=dict)  # parameters, where it was measured as a whole
 
     @property
     def peak_bytes(self) -> int:
@@ -162,7 +163,7 @@ class SharedStep:
         """
         gathered_bytes = max(call.gathered_bytes for call in self.calls)
         if self.whole_bytes and not gathered_bytes:
-            return self.whole_bytes + sum(self._given.values())
+            return self.whole_bytes + sum({**self.leaves, **self._given}.values())
         parts = (self._around_bytes(place) + call.meter.own_peak_bytes for place, call in enumerate(self.calls))
         return gathered_bytes + max(parts)
 
@@ -196,7 +197,7 @@ class SharedStep:
         call = self.calls[place]
         if call.meter.device.type == "cuda":
             return call.meter.around_bytes
-        gradients: _Storages = {}
+        gradients: Storages = {}
         for later in self.calls[place + 1 :]:
             gradients.update(later.gradients)
         for counted in call.gradients:
@@ -204,25 +205,6 @@ class SharedStep:
         return sum(self._given.values()) + sum(gradients.values()) + call.meter.held_bytes
 
     @property
-    def _given(self) -> _Storages:
+    def _given(self) -> Storages:
         """To all calls, beside what other calls have computed."""
         return {storage: size for call in self.calls for storage, size in call.own.items()}
-
-
-def _leaves_behind(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Parameters of the operators in eager mode that have computed the arguments of a graph since the graph before."""
-    leaves: list[torch.Tensor] = []
-    waiting: list[Any] = [tensor.grad_fn for tensor in tensors]
-    seen: set[Any] = {None}
-    while waiting:
-        node = waiting.pop()
-        if node not in seen and not is_compiled(node):
-            leaves += [node.variable] if hasattr(node, "variable") else []
-            waiting += [before for before, _ in node.next_functions]
-        seen.add(node)
-    return leaves
-
-
-def _storages_of(tensors: Sequence[torch.Tensor]) -> _Storages:
-    storages = [tensor.untyped_storage() for tensor in tensors]
-    return {storage._cdata: storage.nbytes() for storage in storages}

@@ -13,7 +13,7 @@ nothing to measure with: `peak_bytes` stays None, and the next step is another c
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from rematch.execute.loss_meter import LossMeter
 _BACKWARD_NODE = "CompiledFunctionBackward"
 _ALIVE = "rematch"  # in the metadata of that node
 _autograd: Any = torch.autograd
+Storages = dict[int, int]  # bytes of each
 
 
 class _Alive:
@@ -41,13 +42,13 @@ class Outside:
 
 
 class StepMeter:
-    """Measures one step. `held_bytes` were saved by other graphs before, `argument_bytes` are parameters and inputs."""
+    """Measures one step. `held_bytes` were saved by other graphs before, `given` are parameters and inputs."""
 
     def __init__(
         self,
         device: torch.device,
         held_bytes: int,
-        argument_bytes: int,
+        given: Storages,
         on_end: Callable[[], None],
         outside: Outside | None = None,
     ) -> None:
@@ -60,7 +61,8 @@ class StepMeter:
         self.between_bytes = 0  # taken between forward and backward beside tangents
         self.tangent_bytes = 0
         self.returned_bytes = 0  # of what forward saves, the results that the user has
-        self._around_bytes = held_bytes + argument_bytes
+        self._given = given
+        self._around_bytes = held_bytes + sum(given.values())
         self._on_end = on_end
         self._outside = outside or Outside()
         self._rest: LossMeter | None = None  # of the step, after forward
@@ -135,7 +137,7 @@ class StepMeter:
         self._handles = []
 
     def _starts(self, tangents: tuple[Any, ...]) -> None:
-        given = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in _tensors(tangents)}
+        given = storages_of(_tensors(tangents))
         unused = [(place, size) for place, number, size in self._results if tangents[number] is None]
         self.unused, self.unused_bytes = tuple(place for place, _ in unused), sum(size for _, size in unused)
         self.tangent_bytes = tangent_bytes = sum(given.values())
@@ -172,6 +174,7 @@ class StepMeter:
     def _step_ended(self, loss_bytes: int, _: int) -> None:
         assert self._rest is not None
         self.between_bytes = self._outside.between_bytes = max(0, loss_bytes - self.tangent_bytes)
+        self._around_bytes = self.held_bytes + sum({**storages_of(self._rest.leaves), **self._given}.values())
         if self._rest.whole_bytes is not None:
             rest_bytes = self.saved_bytes + self._rest.whole_bytes
             self.peak_bytes = self._around_bytes + max(self.forward_peak_bytes, rest_bytes)
@@ -180,9 +183,10 @@ class StepMeter:
         self._on_end()
 
 
-def is_compiled(node: Any) -> bool:
-    """Whether a node of autograd's graph is the backward of a compiled graph."""
-    return type(node).__name__ == _BACKWARD_NODE
+def storages_of(tensors: Iterable[torch.Tensor]) -> Storages:
+    """What lies behind tensors."""
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return {storage._cdata: storage.nbytes() for storage in storages}
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
@@ -198,7 +202,7 @@ def _backward_nodes(outputs: Any) -> Iterator[Any]:
         if node is None or node in seen:
             continue
         seen.add(node)
-        if is_compiled(node):
+        if type(node).__name__ == _BACKWARD_NODE:
             yield node
         elif len(seen) < 64:
             waiting += [following for following, _ in node.next_functions]

@@ -176,7 +176,26 @@ def test_what_the_loss_takes_is_part_of_the_peak() -> None:
     assert trial.peak_bytes(SAMPLE) <= 0.9 * whole
 
 
-def test_the_measured_peak_is_that_of_steps_that_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+class EagerAfter(nn.Module):
+    """A graph, and then a layer in eager mode."""
+
+    def __init__(self, graph: nn.Module) -> None:
+        super().__init__()
+        self.graph, self.after = graph, nn.Linear(64, 512)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return run_eagerly(self.after, self.graph(x))
+
+
+@torch._dynamo.disable  # type: ignore[untyped-decorator]
+def run_eagerly(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return module(x).sin()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("make", [nn.Sequential, EagerAfter])
+def test_the_measured_peak_is_that_of_steps_that_are_not_measured(
+    make: Callable[[nn.Module], nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where backward lets go of its tangents before its own peak."""
     judge, measured = CompiledGraph._judge, []
 
@@ -185,8 +204,8 @@ def test_the_measured_peak_is_that_of_steps_that_are_not_measured(monkeypatch: p
         judge(graph, meter)
 
     monkeypatch.setattr(CompiledGraph, "_judge", noting)
-    wide = (nn.Linear(64, 1024), nn.GELU(), nn.Linear(1024, 1024), nn.GELU(), nn.Linear(1024, 64))
-    trial, _ = settled(nn.Sequential(*wide), 2**40)
+    wide = nn.Sequential(nn.Linear(64, 1024), nn.GELU(), nn.Linear(1024, 1024), nn.GELU(), nn.Linear(1024, 64))
+    trial, _ = settled(make(wide), 2**40)
     ((peak_bytes, tangent_bytes),) = measured
     assert tangent_bytes == SAMPLE.nbytes
     assert peak_bytes == pytest.approx(trial.peak_bytes(SAMPLE), abs=64)
@@ -201,11 +220,6 @@ class EagerBetween(Stack):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.second(run_eagerly(self.between, self.first(x)))
-
-
-@torch._dynamo.disable  # type: ignore[untyped-decorator]
-def run_eagerly(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    return x + module(x).sin()
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # Dynamo's own, of a graph after a break
