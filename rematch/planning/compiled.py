@@ -73,6 +73,10 @@ class Decision:
     peaks: StepPeaks | None = None  # None if only the plan's own prediction is there
     halves: Halves | None = None
 
+    def cuts_like(self, other: Decision) -> bool:
+        """Whether the other decision about the same graph makes the same halves."""
+        return self.by_torch == other.by_torch and self.plan.schedule == other.plan.schedule
+
 
 @dataclass(frozen=True)
 class _Job:

@@ -33,7 +33,7 @@ from rematch.execute.compiled.ledger import Call, Ledger, SharedStep
 from rematch.execute.compiled.meter import Outside, StepMeter, Storages
 from rematch.execute.compiled.notebook import Note, Notebook, graph_key
 from rematch.execute.compiled.order import PlannedOrder
-from rematch.execute.compiled.partitioner import Partitioner, Unrepeatable
+from rematch.execute.compiled.partitioner import Partitioner, Unchanged, Unrepeatable
 from rematch.execute.compiled.unused import Gradients, Moment, detach_outputs, likely_unused, watch
 from rematch.execute.loss_meter import give_up_measuring
 from rematch.planning.budget import is_share, parse_budget
@@ -104,6 +104,7 @@ class CompiledGraph:
         self._example_inputs = list(example_inputs)
         self._traced = _like(TracingContext.try_get())
         self._run: Callable[..., Any] | None = None
+        self._runs: tuple[Decision, Around] | None = None  # what it was compiled for
         self.compilations = 0
         self._steps = 0  # of this compilation
         self._fitting: Around | None = None  # with which the budget was measured to be kept
@@ -144,6 +145,12 @@ class CompiledGraph:
         try:
             try:
                 asked = self._compile((*identity, str(around)))
+            except Unchanged:
+                assert self._runs is not None and self.planner.asked_bytes is not None
+                decided, self.planner.around = self._runs
+                self.planner.adopt(decided, self.planner.asked_bytes)
+                self.history.append(f"compilation {self.compilations}: no other plan")
+                return
             except Unrepeatable:
                 self._all_used = True
                 self.planner.around = around = replace(around, unused=())
@@ -157,6 +164,7 @@ class CompiledGraph:
         if asked and decision is not None and self.planner.asked_bytes is not None:
             notebook.note(around, _note_of(decision, self.planner.asked_bytes))
         self._notebook = notebook
+        self._runs = None if decision is None else (decision, self.planner.around)
         self.history.append(f"compilation {self.compilations}: {_described(decision)}, {around}")
         if decision is None:
             self._settle()  # nothing to train, or a graph that cannot be planned
@@ -167,7 +175,10 @@ class CompiledGraph:
 
         assert self._module is not None
         results = len(self._module.graph.output_node().args[0])  # type: ignore[arg-type]
-        partitioner = Partitioner(self.planner, identity, results)
+        compiled = None
+        if self._runs is not None and self._runs[1].unused == self.planner.around.unused:
+            compiled = self._runs[0]
+        partitioner = Partitioner(self.planner, identity, results, compiled)
         settings = inductor_settings(self.device, self.backend.inductor_options)
         patches = {**settings, "custom_partitioner_fn": partitioner}
         try:
@@ -503,10 +514,10 @@ def _refusing(refusal: Exception) -> Callable[..., Any]:
     return refuse
 
 
-def _refusal_in(error: BaseException | None) -> BudgetInfeasible | OtherGraph | Unrepeatable | None:
+def _refusal_in(error: BaseException | None) -> BudgetInfeasible | OtherGraph | Unchanged | Unrepeatable | None:
     """Our own error, which torch may have wrapped."""
     while error is not None:
-        if isinstance(error, (BudgetInfeasible, OtherGraph, Unrepeatable)):
+        if isinstance(error, (BudgetInfeasible, OtherGraph, Unchanged, Unrepeatable)):
             return error
         inner = getattr(error, "inner_exception", None)
         error = inner if isinstance(inner, BaseException) else error.__cause__ or error.__context__

@@ -23,7 +23,7 @@ from rematch.capture.inductor.copies import copy_module
 from rematch.capture.inductor.nodes import is_mutation, is_seed_input
 from rematch.errors import CaptureError, ScheduleError
 from rematch.execute.compiled.split import split
-from rematch.planning.compiled import GraphPlanner, OtherGraph
+from rematch.planning.compiled import Decision, GraphPlanner, OtherGraph
 
 log = logging.getLogger("rematch")
 
@@ -32,15 +32,26 @@ class Unrepeatable(Exception):
     """Forward changes its arguments, so it cannot run again for the gradient of an output that should have none."""
 
 
+class Unchanged(Exception):
+    """The plan is the one that is compiled already."""
+
+
 class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
     """See the module; `called` once inductor has asked, which it does for training graphs that no cache has.
 
-    The graph that Dynamo traced has so many `results`, as far as is known.
+    The graph that Dynamo traced has so many `results`, as far as is known. What is `compiled` already is not made again.
     """
 
-    def __init__(self, planner: GraphPlanner, identity: tuple[object, ...], results: int = 0) -> None:
+    def __init__(
+        self,
+        planner: GraphPlanner,
+        identity: tuple[object, ...],
+        results: int = 0,
+        compiled: Decision | None = None,
+    ) -> None:
         self.planner = planner
         self.results = results
+        self.compiled = compiled
         self.called = False
         self._identity = identity
 
@@ -103,6 +114,8 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
         static = frozenset(static_lifetime_input_indices or ())
         decision = self.planner.decide(joint, own, split, forward_outputs=num_fwd_outputs, static=static)
         assert decision.capture is not None and decision.halves is not None
+        if self.compiled is not None and decision.cuts_like(self.compiled):
+            raise Unchanged
         if decision.capture.symbolic:
             _warn_once(
                 "torch.compile traced a graph with symbolic shapes: rematch plans it for the shapes it is called with "

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
+import torch._inductor.compile_fx
 from torch import nn
 
 import rematch
@@ -120,6 +122,28 @@ def test_another_process_knows_the_schedules_that_were_tried(monkeypatch: pytest
     first, second = known
     assert any(beyond_bytes is not None for beyond_bytes in first.values())
     assert first.items() <= second.items()
+
+
+def test_a_graph_for_which_no_other_plan_is_found_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does another process, which starts with what was known when it was compiled."""
+    compile_fx, done = torch._inductor.compile_fx.compile_fx, []
+
+    def compile_and_note(*args: Any, **kwargs: Any) -> Any:
+        run = compile_fx(*args, **kwargs)
+        done.append(1)
+        return run
+
+    monkeypatch.setattr(torch._inductor.compile_fx, "compile_fx", compile_and_note)
+    wide = nn.Sequential(*(nn.Linear(64, 1024), nn.Tanh(), nn.Linear(1024, 64)) * 2)
+    budget = int(0.95 * kept_bytes(wide))
+    for _ in range(2):
+        done.clear()
+        torch._dynamo.reset()
+        trial, backend = settled(wide, budget)
+        (graph,) = backend.alive()
+        assert trial.peak_bytes(SAMPLE) < 0.96 * budget
+        assert done == [1]
+    assert graph.planner.around == Around(unused=graph.planner.around.unused)
 
 
 class Convolutions(nn.Module):
