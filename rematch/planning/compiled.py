@@ -73,6 +73,11 @@ class Decision:
     peaks: StepPeaks | None = None  # None if only the plan's own prediction is there
     halves: Halves | None = None
 
+    @property
+    def remembered(self) -> Decision:
+        """Without traced graphs and what inductor made of them."""
+        return replace(self, capture=None, peaks=None, halves=None)
+
     def cuts_like(self, other: Decision) -> bool:
         """Whether the other decision about the same graph makes the same halves."""
         return self.by_torch == other.by_torch and self.plan.schedule == other.plan.schedule
@@ -323,7 +328,7 @@ class GraphPlanner:
         """Nothing is to be planned for now: let go of traced graphs and of what inductor made of them."""
         self._lowered.clear()
         if self.decision is not None:
-            self.decision = replace(self.decision, capture=None, peaks=None)
+            self.decision = self.decision.remembered
 
     def _solved(self, job: _Job, own_bytes: int) -> _Candidate | None:
         """The fastest plan found that keeps the budget as inductor lays it out, or the one that comes closest.

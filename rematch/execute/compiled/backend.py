@@ -146,9 +146,8 @@ class CompiledGraph:
             try:
                 asked = self._compile((*identity, str(around)))
             except Unchanged:
-                assert self._runs is not None and self.planner.asked_bytes is not None
-                decided, self.planner.around = self._runs
-                self.planner.adopt(decided, self.planner.asked_bytes)
+                assert self._runs is not None
+                _, self.planner.around = self._runs
                 self.history.append(f"compilation {self.compilations}: no other plan")
                 return
             except Unrepeatable:
@@ -164,7 +163,7 @@ class CompiledGraph:
         if asked and decision is not None and self.planner.asked_bytes is not None:
             notebook.note(around, _note_of(decision, self.planner.asked_bytes))
         self._notebook = notebook
-        self._runs = None if decision is None else (decision, self.planner.around)
+        self._runs = None if decision is None else (decision.remembered, self.planner.around)
         self.history.append(f"compilation {self.compilations}: {_described(decision)}, {around}")
         if decision is None:
             self._settle()  # nothing to train, or a graph that cannot be planned

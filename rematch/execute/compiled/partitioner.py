@@ -39,7 +39,7 @@ class Unchanged(Exception):
 class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
     """See the module; `called` once inductor has asked, which it does for training graphs that no cache has.
 
-    The graph that Dynamo traced has so many `results`, as far as is known. What is `compiled` already is not made again.
+    The graph that Dynamo traced has so many `results`, as far as is known. What is `compiled` is not made again.
     """
 
     def __init__(
