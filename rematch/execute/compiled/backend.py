@@ -48,10 +48,9 @@ _MARGIN = 0.005  # of the budget, left free when a plan is corrected
 _SLACK = 0.04  # of the budget: with more than this left over, another plan could be faster
 _OURS = ("budget", "solver", "time_limit", "reserve")
 # Inductor keeps a buffer that is no longer needed for a later one of its size, across peaks too where its own estimate
-# has room, which leaves out what libraries take. A caching allocator serves the later one as well, and keeps nothing.
-_ON_A_CARD = {"allow_buffer_reuse": False}
-_EVERYWHERE = {"_post_fusion_custom_pass": PlannedOrder()}
-VERSION = 7  # of what we make of a graph, for inductor's caches
+# has room, which leaves out what libraries take. An allocator serves the later one as well, and keeps nothing.
+INDUCTOR: dict[str, Any] = {"_post_fusion_custom_pass": PlannedOrder(), "allow_buffer_reuse": False}
+VERSION = 8  # of what we make of a graph, for inductor's caches
 backends: dict[str, CompiledBackend] = {}  # those of the name, by their options
 
 
@@ -178,8 +177,7 @@ class CompiledGraph:
         if self._runs is not None and self._runs[1].unused == self.planner.around.unused:
             compiled = self._runs[0]
         partitioner = Partitioner(self.planner, identity, results, compiled)
-        settings = inductor_settings(self.device, self.backend.inductor_options)
-        patches = {**settings, "custom_partitioner_fn": partitioner}
+        patches = {**INDUCTOR, **self.backend.inductor_options, "custom_partitioner_fn": partitioner}
         try:
             with _tracing_like_dynamo(self._traced):
                 copied = _copy(self._module)
@@ -455,11 +453,6 @@ def _inductor_options(options: dict[str, Any]) -> dict[str, Any]:
         return {**list_mode_options(mode), **given}
     except RuntimeError as error:  # names the modes there are
         raise BudgetError(f"the option mode: {error}") from None
-
-
-def inductor_settings(device: torch.device, given: dict[str, Any]) -> dict[str, Any]:
-    """With which inductor compiles: ours for the device, and those that the user has given."""
-    return {**_EVERYWHERE, **(_ON_A_CARD if device.type == "cuda" else {}), **given}
 
 
 def _uses_cuda_graphs(options: dict[str, Any]) -> bool:

@@ -22,7 +22,7 @@ from torch._dynamo.utils import counters
 
 import rematch
 from rematch.execute.compiled import backend as backend_module
-from rematch.execute.compiled.backend import _backend_for, inductor_settings, rematch_backend
+from rematch.execute.compiled.backend import _backend_for, rematch_backend
 from rematch.planning import compiled as compiled_planning, planner
 from rematch.trial import Trial, same_outcome
 from tests.inductor_graphs import compile_eagerly, use_eager_kernels
@@ -245,27 +245,33 @@ def test_cuda_graphs_leave_the_allocator_as_it_is(
     assert not asked
 
 
-def test_settings_of_inductor_are_ours_unless_the_user_has_given_them() -> None:
-    card, cpu = torch.device("cuda"), torch.device("cpu")
-    reuse, order = "allow_buffer_reuse", "_post_fusion_custom_pass"
-    assert inductor_settings(cpu, {"max_autotune": True}).keys() == {"max_autotune", order}
-    assert inductor_settings(card, {})[reuse] is False and inductor_settings(card, {reuse: True})[reuse] is True
-    assert inductor_settings(card, {order: None})[order] is None
-    assert {reuse, order} <= set(torch._inductor.list_options())
-
-
-def uuids_of(monkeypatch: pytest.MonkeyPatch, budget: str | int, **options: Any) -> list[Any]:
-    """What inductor's caches tell the partitions of a model by."""
-    seen: list[Any] = []
+def patches_of(monkeypatch: pytest.MonkeyPatch, budget: str | int, **options: Any) -> list[dict[str, Any]]:
+    """What inductor is asked to compile the graphs of a model with."""
+    seen: list[dict[str, Any]] = []
 
     def compile_and_look(module: Any, inputs: Any, config_patches: dict[str, Any]) -> Any:
-        seen.append(config_patches["custom_partitioner_fn"].uuid())
+        seen.append(config_patches)
         return compile_eagerly(module, inputs, config_patches)
 
     torch._dynamo.reset()
     monkeypatch.setattr(torch._inductor.compile_fx, "compile_fx", compile_and_look)
     torch.compile(net(), backend=rematch_backend, options={"budget": budget, **options}, dynamic=False)(SAMPLE)
     return seen
+
+
+def test_settings_of_inductor_are_ours_unless_the_user_has_given_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_eager_kernels(monkeypatch)
+    reuse, order = "allow_buffer_reuse", "_post_fusion_custom_pass"
+    (ours,) = patches_of(monkeypatch, "1GiB", max_autotune=True)
+    assert ours["max_autotune"] is True and ours[reuse] is False and ours[order] is not None
+    (given,) = patches_of(monkeypatch, "1GiB", **{reuse: True, order: None})
+    assert given[reuse] is True and given[order] is None
+    assert {reuse, order} <= set(torch._inductor.list_options())
+
+
+def uuids_of(monkeypatch: pytest.MonkeyPatch, budget: str | int, **options: Any) -> list[Any]:
+    """What inductor's caches tell the partitions of a model by."""
+    return [patches["custom_partitioner_fn"].uuid() for patches in patches_of(monkeypatch, budget, **options)]
 
 
 def test_caches_tell_partitions_apart(monkeypatch: pytest.MonkeyPatch) -> None:
