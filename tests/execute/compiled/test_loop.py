@@ -200,6 +200,29 @@ def test_what_the_loss_takes_is_part_of_the_peak() -> None:
     assert trial.peak_bytes(SAMPLE) <= 0.9 * whole
 
 
+def test_the_budget_that_a_refusal_names_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The smallest plan exceeds its prediction by more than others do, so it is measured before it is named."""
+    monkeypatch.setattr(compiled_planning, "_LAYOUTS", Layouts())
+    judge = CompiledGraph._judge
+
+    def judge_the_smallest_larger(graph: CompiledGraph, meter: StepMeter) -> None:
+        assert meter.peak_bytes is not None and graph.planner.decision is not None
+        meter.peak_bytes += 20_000 * len(graph.planner.decision.plan.recomputed)
+        judge(graph, meter)
+
+    monkeypatch.setattr(CompiledGraph, "_judge", judge_the_smallest_larger)
+    whole = kept_bytes(Stack(4, breaks=False))
+    torch._dynamo.reset()
+    with pytest.raises(rematch.BudgetInfeasible) as refusal:
+        settled(Stack(4, breaks=False), int(0.58 * whole))
+    least = refusal.value.feasible_from_bytes
+    assert least is not None and 0.58 * whole < least < whole
+    torch._dynamo.reset()
+    _, backend = settled(Stack(4, breaks=False), least)
+    (graph,) = backend.alive()
+    assert graph._settled and graph.compilations <= 3
+
+
 class EagerAfter(nn.Module):
     """A graph, and then a layer in eager mode."""
 
