@@ -143,7 +143,7 @@ class CompiledGraph:
             self.planner.adopt(_noted(known), known.asked_bytes)
         try:
             try:
-                asked = self._compile((*identity, str(around)))
+                asked = self._compile((*identity, str(around)), self._compiled)
             except Unchanged:
                 assert self._runs is not None
                 _, self.planner.around = self._runs
@@ -167,15 +167,22 @@ class CompiledGraph:
         if decision is None:
             self._settle()  # nothing to train, or a graph that cannot be planned
 
-    def _compile(self, identity: tuple[object, ...]) -> bool:
-        """Compile, and say whether inductor asked for a partition: it does for training graphs that it has not kept."""
+    @property
+    def _compiled(self) -> Decision | None:
+        """What runs now, if that is of the graph as it would be compiled again."""
+        if self._runs is None or self._runs[1].unused != self.planner.around.unused:
+            return None
+        return self._runs[0]
+
+    def _compile(self, identity: tuple[object, ...], compiled: Decision | None = None) -> bool:
+        """Compile, and say whether inductor asked for a partition: it does for training graphs that it has not kept.
+
+        `Unchanged` if it would make what is `compiled`.
+        """
         from torch._inductor.compile_fx import compile_fx
 
         assert self._module is not None
         results = len(self._module.graph.output_node().args[0])  # type: ignore[arg-type]
-        compiled = None
-        if self._runs is not None and self._runs[1].unused == self.planner.around.unused:
-            compiled = self._runs[0]
         partitioner = Partitioner(self.planner, identity, results, compiled)
         patches = {**INDUCTOR, **self.backend.inductor_options, "custom_partitioner_fn": partitioner}
         try:

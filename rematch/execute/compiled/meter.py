@@ -50,7 +50,7 @@ class StepMeter:
         held_bytes: int,
         given: Storages,
         on_end: Callable[[], None],
-        outside: Outside | None = None,
+        outside: Outside,
     ) -> None:
         self.device = device
         self.held_bytes = held_bytes
@@ -64,7 +64,7 @@ class StepMeter:
         self._given = given
         self._around_bytes = held_bytes + sum(given.values())
         self._on_end = on_end
-        self._outside = outside or Outside()
+        self._outside = outside
         self._rest: LossMeter | None = None  # of the step, after forward
         self.forward_peak_bytes = 0
         self._backward: PeakMemory | None = None
